@@ -1,0 +1,379 @@
+"""chain.json: its structs, its validation, and the references between agents.
+
+Pure: values in, values out. The client checks a file with it before it looks for a daemon; the supervisor checks
+again, for it trusts no client; workers read the structs to render prompts.
+
+A string may hold references::
+
+    {{writer}}          the output of the earlier agent "writer"
+    {{input.topic}}     the value of the chain's input "topic"
+    \\{{                 two literal braces
+
+Input values are never scanned for references.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from pingpong_bus.errors import ChainError
+
+MAX_CHAIN_BYTES = 16 * 1024 * 1024
+"""A chain file larger than this is refused unread."""
+
+NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
+_REFERENCE = re.compile(r"\\\{\{|\{\{\s*([^{}]*?)\s*\}\}")
+_INPUT_PREFIX = "input."
+
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN, description="Letters, digits, _ and -; at most 64.")]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One chat message; its content may hold references."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One step of a chain.
+
+    Exactly one kind of prompt is given: `prompt` (a user message, with `system` before it if set), `messages`,
+    `raw_prompt` (text as is, no chat template) or `prompt_ids` (token ids, and "{{agent}}" between them).
+    """
+
+    name: Name
+    system: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    raw_prompt: str | None = None
+    prompt_ids: list[TokenId | str] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, description="The most tokens this agent writes.")] = 256
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=10, description="0 is greedy.")] = 0.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    stop: list[Annotated[str, msgspec.Meta(min_length=1)]] = []
+    stop_token_ids: list[TokenId] = []
+    ignore_eos: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+class Chain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A submitted job: agents in order, each reading its own text and outputs of earlier ones."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    agents: Annotated[list[Agent], msgspec.Meta(min_length=1, max_length=1000)]
+    description: str = ""
+    inputs: dict[Name, str | None] = {}
+    """Default values; null where a value has to be given with the submission."""
+    start: Literal["first_token", "immediate"] = "first_token"
+    """When read-ahead may begin: at the upstream's first token, which keeps its prefill free of company, or at once."""
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    """Text with nothing left to replace."""
+
+    text: str
+
+
+class OutputPart(msgspec.Struct, frozen=True, tag="output"):
+    """The output of the agent at `agent`, an index into the chain's agents."""
+
+    agent: int
+
+
+class IdsPart(msgspec.Struct, frozen=True, tag="ids"):
+    """Token ids as they are."""
+
+    ids: list[int]
+
+
+Part = TextPart | OutputPart | IdsPart
+
+
+class RenderedMessage(msgspec.Struct, frozen=True):
+    """A message whose inputs are filled in and whose references are resolved to agents."""
+
+    role: str
+    parts: list[TextPart | OutputPart]
+
+
+def parse_chain(data: bytes, *, source: str = "chain") -> Chain:
+    """Decode and check a chain file.
+
+    Args:
+        data: the file's bytes: JSON in UTF-8.
+        source: what errors call the file.
+
+    Raises:
+        ChainError: naming the first field that is off.
+    """
+    if len(data) > MAX_CHAIN_BYTES:
+        raise ChainError(
+            f"{source} is {len(data)} bytes long, the limit is {MAX_CHAIN_BYTES}.", hint="Put less text into one chain."
+        )
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ChainError(
+            f"{source} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}.", hint="Save the file as UTF-8."
+        ) from None
+    try:
+        chain = msgspec.json.decode(data, type=Chain)
+    except msgspec.ValidationError as error:
+        raise _explain(error) from None
+    except msgspec.DecodeError as error:
+        raise ChainError(f"{source} is not JSON: {error}.", hint="Check it with `python -m json.tool FILE`.") from None
+    validate_chain(chain)
+    return chain
+
+
+def validate_chain(chain: Chain) -> None:
+    """Check what the structs alone cannot say.
+
+    Raises:
+        ChainError: naming the first field that is off.
+    """
+    seen: dict[str, int] = {}
+    for index, agent in enumerate(chain.agents):
+        where = f"agents[{index}]"
+        if agent.name == "input":
+            raise ChainError('"input" is reserved for inputs.', field=f"{where}.name", hint="Choose another name.")
+        if agent.name in seen:
+            raise ChainError(
+                f'two agents are called "{agent.name}" (agents[{seen[agent.name]}] too).',
+                field=f"{where}.name",
+                hint="Give each agent a name of its own.",
+            )
+        _check_prompt_kind(agent, where)
+        for field, text in _texts(agent):
+            for reference in _references(text):
+                _check_reference(reference, chain, seen, index, f"{where}.{field}")
+        if agent.seed is not None and agent.temperature == 0:
+            raise ChainError(
+                "a seed has no effect at temperature 0.",
+                field=f"{where}.seed",
+                hint="Leave it out or set a temperature.",
+            )
+        seen[agent.name] = index
+
+
+def resolve_inputs(chain: Chain, given: Mapping[str, str]) -> dict[str, str]:
+    """Merge the values given with a submission into the chain's defaults.
+
+    Raises:
+        ChainError: an unknown input, or one without a value.
+    """
+    for name in given:
+        if name not in chain.inputs:
+            known = ", ".join(chain.inputs) or "none"
+            raise ChainError(f'the chain has no input "{name}".', field="inputs", hint=f"Its inputs: {known}.")
+    merged: dict[str, str] = {}
+    for name, default in chain.inputs.items():
+        value = given.get(name, default)
+        if value is None:
+            raise ChainError(
+                f'the input "{name}" has no value.', field=f"inputs.{name}", hint=f"Give it: --input {name}=VALUE."
+            )
+        merged[name] = value
+    return merged
+
+
+def upstreams(chain: Chain, index: int) -> list[int]:
+    """Indices of the agents whose output agent `index` reads, each once, in order of first mention."""
+    positions = {agent.name: at for at, agent in enumerate(chain.agents)}
+    found: list[int] = []
+    for _, text in _texts(chain.agents[index]):
+        for reference in _references(text):
+            at = positions.get(reference)
+            if at is not None and at not in found:
+                found.append(at)
+    return found
+
+
+def rendered_messages(chain: Chain, index: int, inputs: Mapping[str, str]) -> list[RenderedMessage]:
+    """The chat messages of an agent that has `prompt` or `messages`, inputs filled in."""
+    agent = chain.agents[index]
+    if agent.messages is not None:
+        messages: Sequence[Message] = agent.messages
+    else:
+        messages = [Message("system", agent.system)] if agent.system is not None else []
+        messages = [*messages, Message("user", agent.prompt or "")]
+    return [RenderedMessage(message.role, text_parts(chain, message.content, inputs)) for message in messages]
+
+
+def raw_parts(chain: Chain, index: int, inputs: Mapping[str, str]) -> list[Part]:
+    """The parts of an agent that has `raw_prompt` or `prompt_ids`; neighbouring ids come as one part."""
+    agent = chain.agents[index]
+    if agent.raw_prompt is not None:
+        return list(text_parts(chain, agent.raw_prompt, inputs))
+    parts: list[Part] = []
+    run: list[int] = []
+    for item in agent.prompt_ids or []:
+        if isinstance(item, int):
+            run.append(item)
+            continue
+        if run:
+            parts.append(IdsPart(run))
+            run = []
+        parts.extend(text_parts(chain, item, inputs))
+    if run:
+        parts.append(IdsPart(run))
+    return parts
+
+
+def text_parts(chain: Chain, text: str, inputs: Mapping[str, str]) -> list[TextPart | OutputPart]:
+    """Split a template string at its references; text and input values that touch become one part."""
+    positions = {agent.name: at for at, agent in enumerate(chain.agents)}
+    parts: list[TextPart | OutputPart] = []
+    buffer: list[str] = []
+    at = 0
+    for match in _REFERENCE.finditer(text):
+        buffer.append(text[at : match.start()])
+        at = match.end()
+        reference = match.group(1)
+        if reference is None:
+            buffer.append("{{")
+        elif reference.startswith(_INPUT_PREFIX):
+            buffer.append(inputs[reference.removeprefix(_INPUT_PREFIX)])
+        else:
+            if joined := "".join(buffer):
+                parts.append(TextPart(joined))
+            buffer = []
+            parts.append(OutputPart(positions[reference]))
+    buffer.append(text[at:])
+    if joined := "".join(buffer):
+        parts.append(TextPart(joined))
+    return parts
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of chain.json, generated from the structs."""
+    schema = msgspec.json.schema(Chain)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://pingpongd.dev/schema/chain.json",
+        "title": "pingpongd chain",
+        **schema,
+    }
+
+
+def _texts(agent: Agent) -> Iterator[tuple[str, str]]:
+    """Every string of an agent that may hold references, with the path of its field."""
+    if agent.system is not None:
+        yield "system", agent.system
+    if agent.prompt is not None:
+        yield "prompt", agent.prompt
+    for at, message in enumerate(agent.messages or []):
+        yield f"messages[{at}].content", message.content
+    if agent.raw_prompt is not None:
+        yield "raw_prompt", agent.raw_prompt
+    for at, item in enumerate(agent.prompt_ids or []):
+        if isinstance(item, str):
+            yield f"prompt_ids[{at}]", item
+
+
+def _references(text: str) -> Iterator[str]:
+    for match in _REFERENCE.finditer(text):
+        if match.group(1) is not None:
+            yield match.group(1)
+
+
+def _check_prompt_kind(agent: Agent, where: str) -> None:
+    kinds = [
+        kind for kind in ("prompt", "messages", "raw_prompt", "prompt_ids") if getattr(agent, kind) is not None
+    ]
+    if not kinds:
+        raise ChainError(
+            "the agent has no prompt.",
+            field=f"{where}.prompt",
+            hint="Give it one of prompt, messages, raw_prompt or prompt_ids.",
+        )
+    if len(kinds) > 1:
+        raise ChainError(
+            f"the agent has both {kinds[0]} and {kinds[1]}.", field=f"{where}.{kinds[1]}", hint="Keep one of them."
+        )
+    if agent.system is not None and kinds[0] != "prompt":
+        raise ChainError(
+            f"system goes with prompt, not with {kinds[0]}.",
+            field=f"{where}.system",
+            hint="Make it a message of role system, or a part of the text.",
+        )
+    if not getattr(agent, kinds[0]):
+        raise ChainError("the prompt is empty.", field=f"{where}.{kinds[0]}", hint="Write what the agent shall do.")
+    if kinds[0] in ("raw_prompt", "prompt_ids") and agent.chat_template_kwargs:
+        raise ChainError(
+            f"{kinds[0]} uses no chat template.", field=f"{where}.chat_template_kwargs", hint="Leave it out."
+        )
+    for at, item in enumerate(agent.prompt_ids or []):
+        if isinstance(item, str) and not re.fullmatch(r"\{\{[^{}]+\}\}", item):
+            raise ChainError(
+                f"{item!r} is neither a token id nor one reference.",
+                field=f"{where}.prompt_ids[{at}]",
+                hint='Write ids as numbers and an output as "{{agent}}".',
+            )
+        if isinstance(item, str) and item.strip("{} ").startswith(_INPUT_PREFIX):
+            raise ChainError(
+                "an input is text, and prompt_ids takes ids.",
+                field=f"{where}.prompt_ids[{at}]",
+                hint="Use raw_prompt for text.",
+            )
+
+
+def _check_reference(reference: str, chain: Chain, seen: Mapping[str, int], index: int, field: str) -> None:
+    if reference.startswith(_INPUT_PREFIX):
+        name = reference.removeprefix(_INPUT_PREFIX)
+        if name not in chain.inputs:
+            known = ", ".join(f"input.{known}" for known in chain.inputs) or "none"
+            raise ChainError(
+                f'"{{{{{reference}}}}}" names no input of the chain.',
+                field=field,
+                hint=f'Declare it under "inputs"; there are: {known}.',
+            )
+        return
+    if reference in seen:
+        return
+    if reference == chain.agents[index].name:
+        raise ChainError(
+            f'the agent "{reference}" reads its own output, which is a cycle.',
+            field=field,
+            hint="Refer to earlier agents only.",
+        )
+    later = {agent.name: at for at, agent in enumerate(chain.agents)}
+    if reference in later:
+        raise ChainError(
+            f'"{{{{{reference}}}}}" names agents[{later[reference]}], which comes later (a later reference could close a cycle).',
+            field=field,
+            hint="Put the agent that is read before the one that reads it.",
+        )
+    known = ", ".join(seen) or "none"
+    raise ChainError(
+        f'"{{{{{reference}}}}}" names no agent.',
+        field=field,
+        hint=f"Earlier agents: {known}. For literal braces write \\\\{{{{ in JSON.",
+    )
+
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+
+
+def _explain(error: msgspec.ValidationError) -> ChainError:
+    """Turn msgspec's sentence, "Expected `int` >= 1 - at `$.agents[0].max_tokens`", into ours."""
+    text = str(error)
+    match = _PATH.search(text)
+    field = match.group(1) if match else ""
+    problem = _PATH.sub("", text)
+    if found := re.match(r"Object contains unknown field `(.*)`", problem):
+        field = f"{field}.{found.group(1)}" if field else found.group(1)
+        return ChainError("there is no such field.", field=field, hint="See `pingpong-client schema` for those there are.")
+    if found := re.match(r"Object missing required field `(.*)`", problem):
+        field = f"{field}.{found.group(1)}" if field else found.group(1)
+        return ChainError("the field is missing.", field=field, hint="Add it.")
+    if re.match(r"Expected `array` of length >= 1", problem):
+        return ChainError("the list is empty.", field=field, hint="A chain has at least one agent.")
+    return ChainError(f"{problem[:1].lower()}{problem[1:]}.", field=field, hint="See `pingpong-client schema`.")

@@ -1,0 +1,573 @@
+"""Every message on every socket, as tagged msgspec structs.
+
+Three conversations::
+
+    client      DEALER  <->  ROUTER  supervisor     control.sock     ClientRequest, DaemonMessage
+    worker      DEALER  <->  ROUTER  supervisor     workers.sock     SupervisorMessage, WorkerMessage
+    worker      PUB      ->  SUB     workers        bus-NAME.sock    TokenChunk (topic: slot and generation)
+
+A connection opens with a message that carries `version`; all later messages are of that version. Times are
+CLOCK_MONOTONIC in ns, which every process of one host shares.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from pingpong_bus.chain import Agent, Chain, RenderedMessage
+
+PROTOCOL_VERSION = 1
+"""Raised by every change that an older peer could misread."""
+
+Placement = Literal["serial", "ping-pong"]
+Mode = Literal["auto", "serial", "ping-pong"]
+SessionKind = Literal["prefix-cache", "streaming-input"]
+ChainState = Literal["queued", "running", "finished", "failed", "cancelled"]
+FinishReason = Literal["stop", "length"]
+
+
+class _Tagged(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base: the class name is the tag on the wire."""
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of plain values inside messages."""
+
+
+# --------------------------------------------------------------------------------------------------------- token bus
+
+
+class StreamRef(_Value):
+    """Names one token log for good: a slot, and which of its successive tenants."""
+
+    slot: int
+    generation: int
+    bell: str = ""
+    """Endpoint of the publisher that rings for this log; empty for a log that is complete."""
+
+
+class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The doorbell after an append: these ids now stand at `first_index` of the log."""
+
+    version: int
+    slot: int
+    generation: int
+    first_index: int
+    ids: list[int]
+    state: int
+    """The log's state after the append, a `LogState`."""
+
+
+# -------------------------------------------------------------------------------------------------- prompts and hops
+
+
+class Literals(_Value, tag="ids"):
+    """Prompt tokens known before anything runs."""
+
+    ids: list[int]
+
+
+class OutputOf(_Value, tag="output"):
+    """The whole output of an earlier agent, by its index in the chain."""
+
+    agent: int
+
+
+class StreamSegment(_Value, tag="stream"):
+    """The whole output of an earlier agent, by its token log."""
+
+    stream: StreamRef
+
+
+Segment = Literals | OutputOf
+HopSegment = Literals | StreamSegment
+
+
+class Sampling(_Value):
+    """How an answer is sampled; `max_tokens` and the stops bound it."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+
+
+class PreparedAgent(_Value):
+    """An agent's prompt, tokenized once, before admission."""
+
+    segments: list[Segment]
+    joined: bool = False
+    """True where the template cannot be cut at the references: the prompt is tokenized as one text at its start,
+    so nothing of it can be read ahead; `segments` then only serves to bound the length."""
+    note: str = ""
+    """Why `joined` is true; for the user."""
+
+
+class JoinedPrompt(_Value):
+    """A prompt that is tokenized as one text once every upstream log is complete."""
+
+    agent: Agent
+    messages: list[RenderedMessage]
+    outputs: dict[int, StreamRef]
+    """Logs by agent index."""
+
+
+class ChunkSettings(_Value):
+    """What the chunk policy may do; see `chunk_policy.py`."""
+
+    append_tokens: int = 32
+    """An append waits for at least this many tokens (coalescing); the first takes what there is."""
+
+
+class HopSpec(_Value):
+    """One attempt to run an agent on a worker."""
+
+    hop: str
+    """Unique for the daemon's life: chain/agent/attempt."""
+    output: StreamRef
+    """The log that the hop writes."""
+    segments: list[HopSegment]
+    sampling: Sampling
+    joined: JoinedPrompt | None = None
+    cache_salt: str | None = None
+    session: SessionKind | None = None
+    """None: the worker's default."""
+    chunks: ChunkSettings = ChunkSettings()
+    match: JoinedPrompt | None = None
+    """What `prompt_token_match` is judged by; None for prompts given as ids."""
+
+
+class EngineLimits(_Value):
+    """What an engine can take."""
+
+    engine: str
+    """Name and version, such as "vllm 0.32.0"."""
+    model: str
+    max_model_len: int
+    """Tokens of prompt and output together."""
+    vocabulary_size: int
+    """Token ids are below it."""
+    block_size: int
+    """Tokens a prefix-cache block."""
+    kv_tokens: int
+    """Tokens that the KV cache holds."""
+    max_num_seqs: int
+    sessions: tuple[SessionKind, ...] = ("prefix-cache",)
+    """Kinds of session it offers; the first is the default."""
+    dtype: str = ""
+    has_tokenizer: bool = True
+
+
+# ----------------------------------------------------------------------------------------------- supervisor to worker
+
+
+class Welcome(_Tagged):
+    """Answers `Hello`: go and start the engine."""
+
+    version: int = PROTOCOL_VERSION
+
+
+class Prepare(_Tagged):
+    """Render and tokenize all prompts of a chain."""
+
+    request: int
+    chain: Chain
+    inputs: dict[str, str]
+
+
+class StartHop(_Tagged):
+    spec: HopSpec
+
+
+class AbortHop(_Tagged):
+    """End a hop; answered by `HopEnded` with state "aborted", also when it is unknown or over."""
+
+    hop: str
+
+
+class ResetPrefixCache(_Tagged):
+    request: int
+
+
+class Stop(_Tagged):
+    """Abort what runs, shut the engine down and exit 0."""
+
+
+SupervisorMessage = Welcome | Prepare | StartHop | AbortHop | ResetPrefixCache | Stop
+
+
+# ----------------------------------------------------------------------------------------------- worker to supervisor
+
+
+class Hello(_Tagged):
+    """First words of a worker."""
+
+    version: int
+    worker: str
+    pid: int
+    bell: str
+    """Where its doorbells ring."""
+
+
+class Loading(_Tagged):
+    """A stage of the engine's start, for people to read."""
+
+    stage: str
+
+
+class Ready(_Tagged):
+    limits: EngineLimits
+
+
+class WorkerFailed(_Tagged):
+    """The worker ends, and why; `permanent` where another start cannot work either."""
+
+    code: str
+    message: str
+    hint: str = ""
+    permanent: bool = False
+
+
+class Prepared(_Tagged):
+    request: int
+    agents: list[PreparedAgent]
+
+
+class PrepareFailed(_Tagged):
+    request: int
+    code: str
+    message: str
+    hint: str = ""
+    field: str = ""
+
+
+class HopOpened(_Tagged):
+    """The feed has begun to read."""
+
+    hop: str
+    at_ns: int
+
+
+class AppendRecord(_Value):
+    """One append-prefill."""
+
+    at_ns: int
+    """When it was handed to the engine."""
+    done_ns: int
+    """When the engine had computed it; 0 where finalize overtook it."""
+    tokens: int
+    """Tokens in this append."""
+    sent: int
+    """Prompt tokens sent so far, this append included."""
+
+
+class HopAppended(_Tagged):
+    hop: str
+    append: AppendRecord
+
+
+class HopFinalized(_Tagged):
+    """The prompt is complete and handed to the engine."""
+
+    hop: str
+    at_ns: int
+    prompt_tokens: int
+    prompt_digest: str
+    """SHA-256 over the prompt ids as little-endian uint32: what the engine was really given."""
+    final_tokens: int
+    """Prompt tokens that no append had sent before."""
+
+
+class HopFirstToken(_Tagged):
+    hop: str
+    at_ns: int
+    cached_tokens: int
+
+
+class HopText(_Tagged):
+    """Text of the output's ids up to `upto`; sent at most every 50 ms."""
+
+    hop: str
+    upto: int
+    """Ids of the log that this text and all before it cover."""
+    text: str
+
+
+class HopEnded(_Tagged):
+    """The hop is over; it touches neither its own log nor its upstreams' any more."""
+
+    hop: str
+    state: Literal["finished", "failed", "aborted"]
+    at_ns: int
+    """When the last token was committed."""
+    output_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    session: SessionKind = "prefix-cache"
+    code: str = ""
+    """Of a failure: the error's code and sentence."""
+    message: str = ""
+
+
+class HopChecked(_Tagged):
+    """Follows `HopEnded` of a finished hop."""
+
+    hop: str
+    prompt_token_match: bool | None
+    """Whether tokenizing the joined text as a whole gives the same prompt ids; None where there is no text."""
+
+
+class PrefixCacheReset(_Tagged):
+    request: int
+
+
+class Heartbeat(_Tagged):
+    """Sent every second."""
+
+    at_ns: int
+    open_hops: int
+    output_tokens: int
+    """Tokens written since the worker started."""
+    rss_bytes: int
+
+
+WorkerMessage = (
+    Hello
+    | Loading
+    | Ready
+    | WorkerFailed
+    | Prepared
+    | PrepareFailed
+    | HopOpened
+    | HopAppended
+    | HopFinalized
+    | HopFirstToken
+    | HopText
+    | HopEnded
+    | HopChecked
+    | PrefixCacheReset
+    | Heartbeat
+)
+
+
+# --------------------------------------------------------------------------------------------------- client to daemon
+
+
+class SubmitOptions(_Value):
+    mode: Mode = "auto"
+    isolate: bool = False
+    """Give every hop a cache salt of its own, so that it finds nothing in any prefix cache."""
+    session: SessionKind | None = None
+    append_tokens: int | None = None
+
+
+class Submit(_Tagged):
+    """Run a chain; answered by `Accepted`, and with `follow` by `ChainEvent`s."""
+
+    request: int
+    version: int
+    chain: Chain
+    inputs: dict[str, str] = {}
+    options: SubmitOptions = SubmitOptions()
+    follow: bool = False
+
+
+class Attach(_Tagged):
+    """Follow a chain; answered by `Snapshot`, then by `ChainEvent`s."""
+
+    request: int
+    version: int
+    chain: str
+
+
+class ListChains(_Tagged):
+    request: int
+    version: int
+
+
+class GetStatus(_Tagged):
+    request: int
+    version: int
+
+
+class GetResult(_Tagged):
+    request: int
+    version: int
+    chain: str
+    prompt_ids: bool = False
+
+
+class Cancel(_Tagged):
+    request: int
+    version: int
+    chain: str
+
+
+class ResetCaches(_Tagged):
+    """Empty every group's prefix cache; refused while a chain runs."""
+
+    request: int
+    version: int
+
+
+ClientRequest = Submit | Attach | ListChains | GetStatus | GetResult | Cancel | ResetCaches
+
+
+# --------------------------------------------------------------------------------------------------- daemon to client
+
+
+class AppendEntry(_Value):
+    """One append of an agent, as users see it."""
+
+    at_ms: float
+    """Since the chain was submitted."""
+    tokens: int
+    sent: int
+    """Prompt tokens sent so far, this append included."""
+
+
+class AgentResult(_Value):
+    """One agent of a `ChainResult`."""
+
+    name: str
+    state: Literal["waiting", "reading", "writing", "finished", "failed", "cancelled"] = "waiting"
+    text: str = ""
+    output_ids: list[int] = []
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    ttft_ms: float | None = None
+    """First token minus the later of submission and the last upstream token."""
+    total_ms: float | None = None
+    """Last token minus the same."""
+    worker: str = ""
+    session: SessionKind | None = None
+    appends: list[AppendEntry] = []
+    opened_ms: float | None = None
+    finalized_ms: float | None = None
+    first_token_ms: float | None = None
+    """Like `opened_ms`, `finalized_ms` and `last_token_ms`: since the chain was submitted."""
+    last_token_ms: float | None = None
+    prompt_token_match: bool | None = None
+    prompt_digest: str = ""
+    prompt_ids: list[int] | None = None
+    """Only where asked for."""
+    note: str = ""
+
+
+class ChainResult(_Value):
+    """What `submit --json` and `result --json` print."""
+
+    id: str
+    name: str
+    state: ChainState
+    placement: Placement | None = None
+    e2e_ms: float | None = None
+    """Submission to last token."""
+    agents: list[AgentResult] = []
+    error: str = ""
+    why: str = ""
+    """Why this placement was chosen."""
+
+
+class ChainSummary(_Value):
+    id: str
+    name: str
+    state: ChainState
+    placement: Placement | None
+    agents: int
+    finished_agents: int
+    age_s: float
+    e2e_ms: float | None
+
+
+class WorkerStatus(_Value):
+    name: str
+    devices: list[str]
+    state: Literal["starting", "loading", "ready", "stopping", "dead"]
+    stage: str
+    pid: int | None
+    hops: int
+    limits: EngineLimits | None
+    rss_bytes: int
+    output_tokens: int
+
+
+class Accepted(_Tagged):
+    request: int
+    chain: str
+
+
+class ErrorReply(_Tagged):
+    """A refusal; `code` names a class of `errors.py`."""
+
+    request: int
+    code: str
+    message: str
+    hint: str = ""
+    field: str = ""
+
+
+class Snapshot(_Tagged):
+    """Where a chain stands; later events go on from here."""
+
+    request: int
+    result: ChainResult
+
+
+class ChainList(_Tagged):
+    request: int
+    chains: list[ChainSummary]
+
+
+class StatusReply(_Tagged):
+    request: int
+    instance: str
+    version: str
+    pid: int
+    uptime_s: float
+    state: Literal["starting", "ready", "draining"]
+    slots_free: int
+    slots_total: int
+    slot_capacity: int
+    workers: list[WorkerStatus]
+    chains: dict[ChainState, int]
+
+
+class ResultReply(_Tagged):
+    request: int
+    result: ChainResult
+
+
+class Done(_Tagged):
+    """A request without an answer of its own has been carried out."""
+
+    request: int
+
+
+class ChainEvent(_Tagged):
+    """Something happened to a followed chain.
+
+    `kind` says which fields of `data` there are:
+    ``started``: placement, why. ``opened``: worker, prompt_tokens (the literal ones, a lower bound).
+    ``reading``: sent (prompt tokens). ``finalized``: prompt_tokens. ``writing``: cached_tokens, ttft_ms.
+    ``tokens``: ids, text, output_tokens. ``agent_finished``: finish_reason, output_tokens, total_ms.
+    ``ended``: state, error; the last event of a chain.
+    """
+
+    chain: str
+    kind: Literal["started", "opened", "reading", "finalized", "writing", "tokens", "agent_finished", "ended"]
+    at_ms: float
+    """Since the chain was submitted."""
+    agent: str = ""
+    data: dict[str, Any] = {}
+
+
+DaemonMessage = Accepted | ErrorReply | Snapshot | ChainList | StatusReply | ResultReply | Done | ChainEvent

@@ -1,0 +1,97 @@
+"""What a worker asks of an engine: sessions whose prompt grows, then one answer.
+
+Two engines speak it: vLLM (`vllm_engine.py`) and a timing model (`simulated_engine.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from pingpong_bus.messages import EngineLimits, Sampling
+
+
+class OutputTokens(msgspec.Struct, frozen=True):
+    """Tokens that one engine step, or several merged ones, gave."""
+
+    ids: list[int]
+    """Sampled ids in order. A stop token that ended the answer is not among them."""
+    finish_reason: str | None = None
+    """None while more may come, then "stop" or "length"."""
+    stop_token: int | None = None
+    """The id that ended the answer, if one did."""
+    cached_tokens: int | None = None
+    """Prompt tokens that the finalizing request found in the prefix cache; given with the first output."""
+
+
+class Session(Protocol):
+    """One request whose prompt is still growing. One coroutine drives it; calls never overlap, but for `abort`."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens whose KV has been computed by appends, as far as the engine has acknowledged."""
+        ...
+
+    async def append(self, ids: Sequence[int]) -> None:
+        """Append-prefill `ids`; returns once the engine has computed them.
+
+        Raises:
+            EngineError: the engine failed or refused.
+        """
+        ...
+
+    def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncIterator[OutputTokens]:
+        """Prefill the rest of the prompt, `ids` (not empty), and decode; the last item has a `finish_reason`.
+
+        May be called once, also while an append that was cancelled is still in flight.
+
+        Raises:
+            EngineError: the engine failed or refused.
+        """
+        ...
+
+    async def abort(self) -> None:
+        """Free what the session holds in the engine; harmless when it is over already."""
+        ...
+
+
+class Engine(Protocol):
+    """An engine in processes of its own, driven from the worker's event loop."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the engine can take; known once `start` has returned."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model; returns when the engine serves.
+
+        Raises:
+            ConfigError: the model or a setting can never work.
+            EngineError: it failed for another reason.
+        """
+        ...
+
+    def open(self, session_id: str, *, cache_salt: str | None, sampling: Sampling) -> Session:
+        """A new session; nothing is computed yet.
+
+        Args:
+            session_id: unique among open sessions.
+            cache_salt: where set, prefix-cache entries are shared only with sessions of the same salt.
+            sampling: what `finalize` will be given, so that the engine can choose the kind of session.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every cached block that no session holds."""
+        ...
+
+    async def check(self) -> None:
+        """Raise EngineError if the engine is dead."""
+        ...
+
+    async def shutdown(self) -> None:
+        """End the engine's processes and free its devices; safe to call twice."""
+        ...
