@@ -1,0 +1,56 @@
+"""What a worker is told at its start: one JSON document on its standard input."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from pingpong_bus.messages import SessionKind
+
+
+class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The timing model of the simulated engine: a step takes g(rows) + b * sum(tokens * context)."""
+
+    max_model_len: int = 4096
+    vocabulary_size: int = 4096
+    block_size: int = 16
+    kv_tokens: int = 65536
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    step_ms: float = 2.0
+    """A step's fixed part."""
+    row_us: float = 20.0
+    """Per token in the step."""
+    context_ns: float = 0.0
+    """Per token of the step and token of its context."""
+    start_ms: float = 0.0
+    """How long loading takes."""
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a worker needs; the supervisor fills it in."""
+
+    name: str
+    devices: list[str]
+    """"cpu:N" (cores), or "cuda:N" or "GPU-..." (UUID); one engine spans them all."""
+    cores: list[int] = []
+    """Cores for the worker's own process; empty: wherever the kernel likes."""
+    engine: Literal["vllm", "simulated"] = "vllm"
+    model: str = ""
+    dtype: str = "auto"
+    session: SessionKind = "prefix-cache"
+    engine_args: dict[str, Any] = {}
+    """Raw vLLM arguments, over whatever we would set."""
+    environment: dict[str, str] = {}
+    """Set before vLLM is imported."""
+    simulated: SimulatedSettings = SimulatedSettings()
+    slab_fd: int
+    """Inherited descriptor of the token slab."""
+    control: str
+    """Endpoint of the supervisor's worker socket."""
+    bell: str
+    """Endpoint to bind for doorbells."""
+    supervisor_pid: int
+    """The worker ends when this process does."""
+    heartbeat_s: float = 1.0
