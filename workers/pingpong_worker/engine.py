@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from pingpong_bus.messages import EngineLimits, Sampling
+from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
 
 
 class OutputTokens(msgspec.Struct, frozen=True):
@@ -28,6 +28,11 @@ class OutputTokens(msgspec.Struct, frozen=True):
 
 class Session(Protocol):
     """One request whose prompt is still growing. One coroutine drives it; calls never overlap, but for `abort`."""
+
+    @property
+    def kind(self) -> SessionKind:
+        """What the session really is; an engine may decline the kind that was asked for."""
+        ...
 
     @property
     def computed_tokens(self) -> int:
@@ -74,13 +79,17 @@ class Engine(Protocol):
         """
         ...
 
-    def open(self, session_id: str, *, cache_salt: str | None, sampling: Sampling) -> Session:
+    def open(
+        self, session_id: str, *, cache_salt: str | None, sampling: Sampling, kind: SessionKind | None = None
+    ) -> Session:
         """A new session; nothing is computed yet.
 
         Args:
             session_id: unique among open sessions.
             cache_salt: where set, prefix-cache entries are shared only with sessions of the same salt.
             sampling: what `finalize` will be given, so that the engine can choose the kind of session.
+            kind: the kind wished for; None is the engine's default. Where the engine cannot grant it (sampling that
+                it does not support, no memory to pin), it opens a prefix-cache session instead.
         """
         ...
 
