@@ -79,6 +79,8 @@ class StreamSegment(_Value, tag="stream"):
     """The whole output of an earlier agent, by its token log."""
 
     stream: StreamRef
+    expected: int = 0
+    """The most tokens the log will hold, the upstream's `max_tokens`; 0 where unknown."""
 
 
 Segment = Literals | OutputOf
@@ -364,6 +366,8 @@ class SubmitOptions(_Value):
     """Give every hop a cache salt of its own, so that it finds nothing in any prefix cache."""
     session: SessionKind | None = None
     append_tokens: int | None = None
+    group: str | None = None
+    """Run the chain in series on this device group."""
 
 
 class Submit(_Tagged):
