@@ -285,9 +285,7 @@ def _references(text: str) -> Iterator[str]:
 
 
 def _check_prompt_kind(agent: Agent, where: str) -> None:
-    kinds = [
-        kind for kind in ("prompt", "messages", "raw_prompt", "prompt_ids") if getattr(agent, kind) is not None
-    ]
+    kinds = [kind for kind in ("prompt", "messages", "raw_prompt", "prompt_ids") if getattr(agent, kind) is not None]
     if not kinds:
         raise ChainError(
             "the agent has no prompt.",
@@ -347,9 +345,9 @@ def _check_reference(reference: str, chain: Chain, seen: Mapping[str, int], inde
     later = {agent.name: at for at, agent in enumerate(chain.agents)}
     if reference in later:
         raise ChainError(
-            f'"{{{{{reference}}}}}" names agents[{later[reference]}], which comes later (a later reference could close a cycle).',
+            f'"{{{{{reference}}}}}" names agents[{later[reference]}], which comes later.',
             field=field,
-            hint="Put the agent that is read before the one that reads it.",
+            hint="Put the agent that is read before the one that reads it; two that read each other are a cycle.",
         )
     known = ", ".join(seen) or "none"
     raise ChainError(
@@ -370,7 +368,9 @@ def _explain(error: msgspec.ValidationError) -> ChainError:
     problem = _PATH.sub("", text)
     if found := re.match(r"Object contains unknown field `(.*)`", problem):
         field = f"{field}.{found.group(1)}" if field else found.group(1)
-        return ChainError("there is no such field.", field=field, hint="See `pingpong-client schema` for those there are.")
+        return ChainError(
+            "there is no such field.", field=field, hint="See `pingpong-client schema` for those there are."
+        )
     if found := re.match(r"Object missing required field `(.*)`", problem):
         field = f"{field}.{found.group(1)}" if field else found.group(1)
         return ChainError("the field is missing.", field=field, hint="Add it.")

@@ -12,11 +12,11 @@ CLOCK_MONOTONIC in ns, which every process of one host shares.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pingpong_bus.chain import Agent, Chain, RenderedMessage
+from pingpong_bus.chain import Agent, Chain, RenderedMessage, TokenId
 
 PROTOCOL_VERSION = 1
 """Raised by every change that an older peer could misread."""
@@ -39,7 +39,7 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 # --------------------------------------------------------------------------------------------------------- token bus
 
 
-class StreamRef(_Value):
+class StreamRef(_Value, frozen=True):
     """Names one token log for good: a slot, and which of its successive tenants."""
 
     slot: int
@@ -52,30 +52,30 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The doorbell after an append: these ids now stand at `first_index` of the log."""
 
     version: int
-    slot: int
-    generation: int
-    first_index: int
-    ids: list[int]
-    state: int
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+    generation: Annotated[int, msgspec.Meta(ge=1, lt=2**24)]
+    first_index: Annotated[int, msgspec.Meta(ge=0)]
+    ids: list[TokenId]
+    state: Annotated[int, msgspec.Meta(ge=0, le=3)]
     """The log's state after the append, a `LogState`."""
 
 
 # -------------------------------------------------------------------------------------------------- prompts and hops
 
 
-class Literals(_Value, tag="ids"):
+class Literals(_Value, tag="ids", frozen=True):
     """Prompt tokens known before anything runs."""
 
     ids: list[int]
 
 
-class OutputOf(_Value, tag="output"):
+class OutputOf(_Value, tag="output", frozen=True):
     """The whole output of an earlier agent, by its index in the chain."""
 
     agent: int
 
 
-class StreamSegment(_Value, tag="stream"):
+class StreamSegment(_Value, tag="stream", frozen=True):
     """The whole output of an earlier agent, by its token log."""
 
     stream: StreamRef
@@ -87,7 +87,7 @@ Segment = Literals | OutputOf
 HopSegment = Literals | StreamSegment
 
 
-class Sampling(_Value):
+class Sampling(_Value, frozen=True):
     """How an answer is sampled; `max_tokens` and the stops bound it."""
 
     max_tokens: int
@@ -99,7 +99,7 @@ class Sampling(_Value):
     ignore_eos: bool = False
 
 
-class PreparedAgent(_Value):
+class PreparedAgent(_Value, frozen=True):
     """An agent's prompt, tokenized once, before admission."""
 
     segments: list[Segment]
@@ -110,7 +110,7 @@ class PreparedAgent(_Value):
     """Why `joined` is true; for the user."""
 
 
-class JoinedPrompt(_Value):
+class JoinedPrompt(_Value, frozen=True):
     """A prompt that is tokenized as one text once every upstream log is complete."""
 
     agent: Agent
@@ -119,14 +119,14 @@ class JoinedPrompt(_Value):
     """Logs by agent index."""
 
 
-class ChunkSettings(_Value):
+class ChunkSettings(_Value, frozen=True):
     """What the chunk policy may do; see `chunk_policy.py`."""
 
     append_tokens: int = 32
     """An append waits for at least this many tokens (coalescing); the first takes what there is."""
 
 
-class HopSpec(_Value):
+class HopSpec(_Value, frozen=True):
     """One attempt to run an agent on a worker."""
 
     hop: str
@@ -144,7 +144,7 @@ class HopSpec(_Value):
     """What `prompt_token_match` is judged by; None for prompts given as ids."""
 
 
-class EngineLimits(_Value):
+class EngineLimits(_Value, frozen=True):
     """What an engine can take."""
 
     engine: str
@@ -168,13 +168,13 @@ class EngineLimits(_Value):
 # ----------------------------------------------------------------------------------------------- supervisor to worker
 
 
-class Welcome(_Tagged):
+class Welcome(_Tagged, frozen=True):
     """Answers `Hello`: go and start the engine."""
 
     version: int = PROTOCOL_VERSION
 
 
-class Prepare(_Tagged):
+class Prepare(_Tagged, frozen=True):
     """Render and tokenize all prompts of a chain."""
 
     request: int
@@ -182,21 +182,21 @@ class Prepare(_Tagged):
     inputs: dict[str, str]
 
 
-class StartHop(_Tagged):
+class StartHop(_Tagged, frozen=True):
     spec: HopSpec
 
 
-class AbortHop(_Tagged):
+class AbortHop(_Tagged, frozen=True):
     """End a hop; answered by `HopEnded` with state "aborted", also when it is unknown or over."""
 
     hop: str
 
 
-class ResetPrefixCache(_Tagged):
+class ResetPrefixCache(_Tagged, frozen=True):
     request: int
 
 
-class Stop(_Tagged):
+class Stop(_Tagged, frozen=True):
     """Abort what runs, shut the engine down and exit 0."""
 
 
@@ -206,7 +206,7 @@ SupervisorMessage = Welcome | Prepare | StartHop | AbortHop | ResetPrefixCache |
 # ----------------------------------------------------------------------------------------------- worker to supervisor
 
 
-class Hello(_Tagged):
+class Hello(_Tagged, frozen=True):
     """First words of a worker."""
 
     version: int
@@ -216,17 +216,17 @@ class Hello(_Tagged):
     """Where its doorbells ring."""
 
 
-class Loading(_Tagged):
+class Loading(_Tagged, frozen=True):
     """A stage of the engine's start, for people to read."""
 
     stage: str
 
 
-class Ready(_Tagged):
+class Ready(_Tagged, frozen=True):
     limits: EngineLimits
 
 
-class WorkerFailed(_Tagged):
+class WorkerFailed(_Tagged, frozen=True):
     """The worker ends, and why; `permanent` where another start cannot work either."""
 
     code: str
@@ -235,12 +235,12 @@ class WorkerFailed(_Tagged):
     permanent: bool = False
 
 
-class Prepared(_Tagged):
+class Prepared(_Tagged, frozen=True):
     request: int
     agents: list[PreparedAgent]
 
 
-class PrepareFailed(_Tagged):
+class PrepareFailed(_Tagged, frozen=True):
     request: int
     code: str
     message: str
@@ -248,14 +248,14 @@ class PrepareFailed(_Tagged):
     field: str = ""
 
 
-class HopOpened(_Tagged):
+class HopOpened(_Tagged, frozen=True):
     """The feed has begun to read."""
 
     hop: str
     at_ns: int
 
 
-class AppendRecord(_Value):
+class AppendRecord(_Value, frozen=True):
     """One append-prefill."""
 
     at_ns: int
@@ -268,12 +268,12 @@ class AppendRecord(_Value):
     """Prompt tokens sent so far, this append included."""
 
 
-class HopAppended(_Tagged):
+class HopAppended(_Tagged, frozen=True):
     hop: str
     append: AppendRecord
 
 
-class HopFinalized(_Tagged):
+class HopFinalized(_Tagged, frozen=True):
     """The prompt is complete and handed to the engine."""
 
     hop: str
@@ -285,13 +285,13 @@ class HopFinalized(_Tagged):
     """Prompt tokens that no append had sent before."""
 
 
-class HopFirstToken(_Tagged):
+class HopFirstToken(_Tagged, frozen=True):
     hop: str
     at_ns: int
     cached_tokens: int
 
 
-class HopText(_Tagged):
+class HopText(_Tagged, frozen=True):
     """Text of the output's ids up to `upto`; sent at most every 50 ms."""
 
     hop: str
@@ -300,7 +300,7 @@ class HopText(_Tagged):
     text: str
 
 
-class HopEnded(_Tagged):
+class HopEnded(_Tagged, frozen=True):
     """The hop is over; it touches neither its own log nor its upstreams' any more."""
 
     hop: str
@@ -316,7 +316,7 @@ class HopEnded(_Tagged):
     message: str = ""
 
 
-class HopChecked(_Tagged):
+class HopChecked(_Tagged, frozen=True):
     """Follows `HopEnded` of a finished hop."""
 
     hop: str
@@ -324,11 +324,11 @@ class HopChecked(_Tagged):
     """Whether tokenizing the joined text as a whole gives the same prompt ids; None where there is no text."""
 
 
-class PrefixCacheReset(_Tagged):
+class PrefixCacheReset(_Tagged, frozen=True):
     request: int
 
 
-class Heartbeat(_Tagged):
+class Heartbeat(_Tagged, frozen=True):
     """Sent every second."""
 
     at_ns: int
@@ -360,7 +360,7 @@ WorkerMessage = (
 # --------------------------------------------------------------------------------------------------- client to daemon
 
 
-class SubmitOptions(_Value):
+class SubmitOptions(_Value, frozen=True):
     mode: Mode = "auto"
     isolate: bool = False
     """Give every hop a cache salt of its own, so that it finds nothing in any prefix cache."""
@@ -370,7 +370,7 @@ class SubmitOptions(_Value):
     """Run the chain in series on this device group."""
 
 
-class Submit(_Tagged):
+class Submit(_Tagged, frozen=True):
     """Run a chain; answered by `Accepted`, and with `follow` by `ChainEvent`s."""
 
     request: int
@@ -381,7 +381,7 @@ class Submit(_Tagged):
     follow: bool = False
 
 
-class Attach(_Tagged):
+class Attach(_Tagged, frozen=True):
     """Follow a chain; answered by `Snapshot`, then by `ChainEvent`s."""
 
     request: int
@@ -389,30 +389,30 @@ class Attach(_Tagged):
     chain: str
 
 
-class ListChains(_Tagged):
+class ListChains(_Tagged, frozen=True):
     request: int
     version: int
 
 
-class GetStatus(_Tagged):
+class GetStatus(_Tagged, frozen=True):
     request: int
     version: int
 
 
-class GetResult(_Tagged):
+class GetResult(_Tagged, frozen=True):
     request: int
     version: int
     chain: str
     prompt_ids: bool = False
 
 
-class Cancel(_Tagged):
+class Cancel(_Tagged, frozen=True):
     request: int
     version: int
     chain: str
 
 
-class ResetCaches(_Tagged):
+class ResetCaches(_Tagged, frozen=True):
     """Empty every group's prefix cache; refused while a chain runs."""
 
     request: int
@@ -425,7 +425,7 @@ ClientRequest = Submit | Attach | ListChains | GetStatus | GetResult | Cancel | 
 # --------------------------------------------------------------------------------------------------- daemon to client
 
 
-class AppendEntry(_Value):
+class AppendEntry(_Value, frozen=True):
     """One append of an agent, as users see it."""
 
     at_ms: float
@@ -435,7 +435,7 @@ class AppendEntry(_Value):
     """Prompt tokens sent so far, this append included."""
 
 
-class AgentResult(_Value):
+class AgentResult(_Value, frozen=True):
     """One agent of a `ChainResult`."""
 
     name: str
@@ -466,7 +466,7 @@ class AgentResult(_Value):
     note: str = ""
 
 
-class ChainResult(_Value):
+class ChainResult(_Value, frozen=True):
     """What `submit --json` and `result --json` print."""
 
     id: str
@@ -481,7 +481,7 @@ class ChainResult(_Value):
     """Why this placement was chosen."""
 
 
-class ChainSummary(_Value):
+class ChainSummary(_Value, frozen=True):
     id: str
     name: str
     state: ChainState
@@ -492,7 +492,7 @@ class ChainSummary(_Value):
     e2e_ms: float | None
 
 
-class WorkerStatus(_Value):
+class WorkerStatus(_Value, frozen=True):
     name: str
     devices: list[str]
     state: Literal["starting", "loading", "ready", "stopping", "dead"]
@@ -504,12 +504,12 @@ class WorkerStatus(_Value):
     output_tokens: int
 
 
-class Accepted(_Tagged):
+class Accepted(_Tagged, frozen=True):
     request: int
     chain: str
 
 
-class ErrorReply(_Tagged):
+class ErrorReply(_Tagged, frozen=True):
     """A refusal; `code` names a class of `errors.py`."""
 
     request: int
@@ -519,19 +519,19 @@ class ErrorReply(_Tagged):
     field: str = ""
 
 
-class Snapshot(_Tagged):
+class Snapshot(_Tagged, frozen=True):
     """Where a chain stands; later events go on from here."""
 
     request: int
     result: ChainResult
 
 
-class ChainList(_Tagged):
+class ChainList(_Tagged, frozen=True):
     request: int
     chains: list[ChainSummary]
 
 
-class StatusReply(_Tagged):
+class StatusReply(_Tagged, frozen=True):
     request: int
     instance: str
     version: str
@@ -545,18 +545,18 @@ class StatusReply(_Tagged):
     chains: dict[ChainState, int]
 
 
-class ResultReply(_Tagged):
+class ResultReply(_Tagged, frozen=True):
     request: int
     result: ChainResult
 
 
-class Done(_Tagged):
+class Done(_Tagged, frozen=True):
     """A request without an answer of its own has been carried out."""
 
     request: int
 
 
-class ChainEvent(_Tagged):
+class ChainEvent(_Tagged, frozen=True):
     """Something happened to a followed chain.
 
     `kind` says which fields of `data` there are:

@@ -1,0 +1,1 @@
+"""The token bus: token logs in shared memory, doorbells over ZeroMQ, and every message on the wire."""
