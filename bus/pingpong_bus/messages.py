@@ -433,6 +433,8 @@ class AppendEntry(_Value, frozen=True):
     tokens: int
     sent: int
     """Prompt tokens sent so far, this append included."""
+    done_ms: float | None = None
+    """When the engine had computed it; None where finalize overtook it."""
 
 
 class AgentResult(_Value, frozen=True):
