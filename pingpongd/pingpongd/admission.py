@@ -1,0 +1,108 @@
+"""Whether a chain can run at all, and which waiting chains may start now. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pingpong_bus.chain import Chain
+from pingpong_bus.errors import ChainError, Overloaded
+from pingpong_bus.messages import EngineLimits, Literals, PreparedAgent
+
+
+class Room(msgspec.Struct, frozen=True):
+    """What the daemon has for chains."""
+
+    slots_total: int
+    slot_tokens: int
+    max_queued: int
+
+
+def check_fits(chain: Chain, prepared: Sequence[PreparedAgent], limits: Sequence[EngineLimits], room: Room) -> None:
+    """Refuse a chain that can never run, with the numbers.
+
+    Args:
+        chain: the chain.
+        prepared: its tokenized prompts, per agent.
+        limits: of the engines it may be placed on; the tightest counts.
+        room: of the daemon.
+
+    Raises:
+        ChainError: naming the agent and the field.
+    """
+    if len(chain.agents) > room.slots_total:
+        raise ChainError(
+            f"the chain has {len(chain.agents)} agents and the daemon has {room.slots_total} token logs.",
+            field="agents",
+            hint="Split the chain, or raise `slots` in the configuration.",
+        )
+    longest = min(min(limit.max_model_len, limit.kv_tokens) for limit in limits)
+    vocabulary = min(limit.vocabulary_size for limit in limits)
+    for index, (agent, prompt) in enumerate(zip(chain.agents, prepared, strict=True)):
+        if agent.max_tokens > room.slot_tokens:
+            raise ChainError(
+                f"max_tokens is {agent.max_tokens} and a token log holds {room.slot_tokens}.",
+                field=f"agents[{index}].max_tokens",
+                hint="Ask for fewer tokens, or raise `slot_tokens` in the configuration.",
+            )
+        literal, upstream = prompt_bounds(chain, prompt)
+        total = literal + upstream + agent.max_tokens
+        if total > longest:
+            read = f" + up to {upstream} read from other agents" if upstream else ""
+            raise ChainError(
+                f'agent "{agent.name}" needs up to {total} tokens ({literal} of prompt{read} + {agent.max_tokens} '
+                f"max_tokens) and the engine takes {longest}.",
+                field=f"agents[{index}].max_tokens",
+                hint="Shorten the prompt or the outputs it reads, or lower max_tokens.",
+            )
+        if literal + upstream == 0:
+            raise ChainError(
+                "the prompt has no tokens.", field=f"agents[{index}].prompt", hint="Write what the agent shall do."
+            )
+        for segment in prompt.segments:
+            if isinstance(segment, Literals) and any(token >= vocabulary for token in segment.ids):
+                found = next(token for token in segment.ids if token >= vocabulary)
+                raise ChainError(
+                    f"token id {found} is outside the model's vocabulary of {vocabulary}.",
+                    field=f"agents[{index}].prompt_ids",
+                    hint="Tokenize with the model that the daemon serves.",
+                )
+
+
+def prompt_bounds(chain: Chain, prompt: PreparedAgent) -> tuple[int, int]:
+    """(literal tokens, most tokens read from upstreams) of a prompt."""
+    literal = upstream = 0
+    for segment in prompt.segments:
+        if isinstance(segment, Literals):
+            literal += len(segment.ids)
+        else:
+            upstream += chain.agents[segment.agent].max_tokens
+    return literal, upstream
+
+
+def check_queue(queued: int, room: Room) -> None:
+    """Refuse a chain where too many wait already.
+
+    Raises:
+        Overloaded: with the number.
+    """
+    if queued >= room.max_queued:
+        raise Overloaded(f"{queued} chains are waiting already.", hint="Submit again later, or raise `max_queued`.")
+
+
+def startable(needs: Sequence[int], free_slots: int) -> int:
+    """How many of the waiting chains, first come first served, get their slots now.
+
+    Args:
+        needs: slots that each waiting chain needs, the longest-waiting first. A chain gets all its slots at once, so
+            no two chains can wait for each other; none overtakes, so none starves.
+        free_slots: slots at hand.
+    """
+    started = 0
+    for need in needs:
+        if need > free_slots:
+            break
+        free_slots -= need
+        started += 1
+    return started

@@ -1,0 +1,189 @@
+"""What the daemon knows of a chain beside its state: prompts, logs, times and texts; and the result made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pingpong_bus.chain import Chain
+from pingpong_bus.messages import (
+    AgentResult,
+    AppendEntry,
+    AppendRecord,
+    ChainResult,
+    ChainSummary,
+    FinishReason,
+    Literals,
+    PreparedAgent,
+    SessionKind,
+    StreamRef,
+    SubmitOptions,
+)
+from pingpong_bus.messages import ChainState as ChainStateName
+from pingpongd.chain_state import ChainState, Phase, Stage
+from pingpongd.placement import ChainShape, Plan
+
+AgentStateName = Literal["waiting", "reading", "writing", "finished", "failed", "cancelled"]
+
+_AGENT_STATES: dict[Phase, AgentStateName] = {
+    Phase.WAITING: "waiting",
+    Phase.DISPATCHED: "waiting",
+    Phase.READING: "reading",
+    Phase.WRITING: "writing",
+    Phase.WRITTEN: "finished",
+    Phase.DONE: "finished",
+    Phase.FAILED: "failed",
+    Phase.CANCELLED: "cancelled",
+}
+_CHAIN_STATES: dict[Stage, ChainStateName] = {
+    Stage.QUEUED: "queued",
+    Stage.RUNNING: "running",
+    Stage.FAILING: "running",
+    Stage.CANCELLING: "running",
+    Stage.FINISHED: "finished",
+    Stage.FAILED: "failed",
+    Stage.CANCELLED: "cancelled",
+}
+
+
+@dataclass
+class AgentRecord:
+    """One agent's run; times are CLOCK_MONOTONIC in ns, 0 where it has not come to that."""
+
+    hop: str = ""
+    worker: str = ""
+    stream: StreamRef | None = None
+    opened_ns: int = 0
+    finalized_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    appends: list[AppendRecord] = field(default_factory=list)
+    prompt_tokens: int = 0
+    prompt_digest: str = ""
+    cached_tokens: int = 0
+    text: list[str] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    session: SessionKind | None = None
+    prompt_token_match: bool | None = None
+
+
+@dataclass(eq=False)
+class ChainRecord:
+    """A chain from its acceptance until its result is dropped."""
+
+    id: str
+    number: int
+    chain: Chain
+    inputs: dict[str, str]
+    options: SubmitOptions
+    prepared: list[PreparedAgent]
+    shape: ChainShape
+    submitted_ns: int
+    state: ChainState
+    agents: list[AgentRecord]
+    plan: Plan | None = None
+    ended_ns: int = 0
+
+    @property
+    def state_name(self) -> ChainStateName:
+        """The chain's state as users see it."""
+        return _CHAIN_STATES[self.state.stage]
+
+    def since_submission_ms(self, at_ns: int) -> float:
+        """Milliseconds from the chain's submission to `at_ns`."""
+        return round((at_ns - self.submitted_ns) / 1e6, 3)
+
+    def ready_ns(self, index: int) -> int:
+        """When nothing but the agent's own work was left to wait for: its submission or its last upstream token."""
+        return max([self.submitted_ns, *(self.agents[at].last_token_ns for at in self.state.upstreams[index])])
+
+    def ttft_ms(self, index: int) -> float | None:
+        """First token minus the later of submission and the last upstream token; None until both are known."""
+        agent = self.agents[index]
+        known = all(self.agents[at].last_token_ns for at in self.state.upstreams[index])
+        return round((agent.first_token_ns - self.ready_ns(index)) / 1e6, 3) if agent.first_token_ns and known else None
+
+    def total_ms(self, index: int) -> float | None:
+        """Last token minus the later of submission and the last upstream token."""
+        agent = self.agents[index]
+        return round((agent.last_token_ns - self.ready_ns(index)) / 1e6, 3) if agent.last_token_ns else None
+
+    def prompt_ids(self, index: int) -> list[int] | None:
+        """The prompt's ids, put together from its segments and the outputs; None where they are not known (joined)."""
+        prompt = self.prepared[index]
+        if prompt.joined:
+            return None
+        ids: list[int] = []
+        for segment in prompt.segments:
+            ids += segment.ids if isinstance(segment, Literals) else self.agents[segment.agent].output_ids
+        return ids
+
+    def result(self, *, prompt_ids: bool = False) -> ChainResult:
+        """Everything a user may know of the chain now."""
+        last = max(agent.last_token_ns for agent in self.agents)
+        finished = self.state.stage is Stage.FINISHED
+        return ChainResult(
+            id=self.id,
+            name=self.chain.name,
+            state=self.state_name,
+            placement=self.plan.placement if self.plan else None,
+            e2e_ms=self.since_submission_ms(last) if finished else None,
+            agents=[self._agent_result(index, prompt_ids=prompt_ids) for index in range(len(self.agents))],
+            error=self.state.error,
+            why=self.plan.why if self.plan else "",
+        )
+
+    def summary(self, now_ns: int) -> ChainSummary:
+        """A line of `pingpong-client list`."""
+        result = self.result()
+        return ChainSummary(
+            id=self.id,
+            name=self.chain.name,
+            state=self.state_name,
+            placement=result.placement,
+            agents=len(self.agents),
+            finished_agents=sum(agent.state == "finished" for agent in result.agents),
+            age_s=round((now_ns - self.submitted_ns) / 1e9, 1),
+            e2e_ms=result.e2e_ms,
+        )
+
+    def _agent_result(self, index: int, *, prompt_ids: bool) -> AgentResult:
+        agent = self.agents[index]
+
+        def moment(at_ns: int) -> float | None:
+            return self.since_submission_ms(at_ns) if at_ns else None
+
+        return AgentResult(
+            name=self.chain.agents[index].name,
+            state=_AGENT_STATES[self.state.phases[index]],
+            text="".join(agent.text),
+            output_ids=agent.output_ids,
+            prompt_tokens=agent.prompt_tokens,
+            cached_tokens=agent.cached_tokens,
+            output_tokens=len(agent.output_ids),
+            finish_reason=agent.finish_reason,
+            stop_token=agent.stop_token,
+            ttft_ms=self.ttft_ms(index),
+            total_ms=self.total_ms(index),
+            worker=agent.worker,
+            session=agent.session,
+            appends=[
+                AppendEntry(
+                    at_ms=self.since_submission_ms(entry.at_ns),
+                    tokens=entry.tokens,
+                    sent=entry.sent,
+                    done_ms=moment(entry.done_ns),
+                )
+                for entry in agent.appends
+            ],
+            opened_ms=moment(agent.opened_ns),
+            finalized_ms=moment(agent.finalized_ns),
+            first_token_ms=moment(agent.first_token_ns),
+            last_token_ms=moment(agent.last_token_ns),
+            prompt_token_match=agent.prompt_token_match,
+            prompt_digest=agent.prompt_digest,
+            prompt_ids=self.prompt_ids(index) if prompt_ids else None,
+            note=self.prepared[index].note,
+        )

@@ -1,0 +1,140 @@
+"""The daemon's configuration: one TOML file and a few flags into frozen structs.
+
+A wrong key or value is a ConfigError that names it. `examples/cpu.toml` is a commented example.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from pingpong_bus.errors import ConfigError
+from pingpong_bus.messages import ChunkSettings, SessionKind
+from pingpong_worker.config import SimulatedSettings
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_DEFAULT_SLOT_TOKENS = 32768
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device group: the devices that host one engine."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
+    devices: Annotated[list[str], msgspec.Meta(min_length=1)]
+    """"cpu:N" (a core), "cuda:N", or a GPU's UUID."""
+    cores: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    """Cores for the worker's own process; empty: wherever the kernel likes."""
+    vllm: dict[str, Any] = {}
+    """Raw vLLM arguments of this group, over the common ones."""
+    environment: dict[str, str] = {}
+    simulated: SimulatedSettings | None = None
+    """This group's timing model, in place of the common one."""
+
+
+class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration."""
+
+    groups: Annotated[list[GroupConfig], msgspec.Meta(min_length=1)]
+    instance: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,32}$")] = "default"
+    engine: Literal["vllm", "simulated"] = "vllm"
+    model: str = "smollm2-135m"
+    """A Hugging Face name, a folder, or the embedded small model."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    session: SessionKind = "prefix-cache"
+    slots: _Positive = 256
+    """Token logs in the slab: the agents of all running chains together."""
+    slot_tokens: _Positive | None = None
+    """Capacity of a log, and so the most tokens one agent may write; default: max_model_len, else 32768."""
+    max_queued: _Positive = 10_000
+    """Chains that may wait for slots; more are refused."""
+    keep_finished: _Positive = 1000
+    """Ended chains whose result is kept, the latest."""
+    drain_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """How long SIGTERM waits for running chains before it cancels them."""
+    start_seconds: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
+    """How long an engine may take to start."""
+    runtime_dir: str | None = None
+    """Where the sockets are; default: the instance's folder in $XDG_RUNTIME_DIR or /run."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_worker_output: bool = False
+    """Log every line that workers and engines print, not only those of a worker that failed."""
+    chunks: ChunkSettings = ChunkSettings()
+    vllm: dict[str, Any] = {}
+    """Raw arguments of vLLM's AsyncEngineArgs, for every group."""
+    environment: dict[str, str] = {}
+    """Environment of every worker."""
+    simulated: SimulatedSettings = SimulatedSettings()
+
+    @property
+    def log_capacity(self) -> int:
+        """Tokens a log can hold."""
+        if self.slot_tokens is not None:
+            return self.slot_tokens
+        if self.engine == "simulated":
+            return self.simulated.max_model_len
+        length = self.vllm.get("max_model_len")
+        return length if isinstance(length, int) and length > 0 else _DEFAULT_SLOT_TOKENS
+
+
+def load_config(path: Path, overrides: dict[str, Any] | None = None) -> DaemonConfig:
+    """Read and check a configuration file.
+
+    Args:
+        path: a TOML file.
+        overrides: top-level keys that flags set, over the file's.
+
+    Raises:
+        ConfigError: naming the file and the key that is off.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no configuration file {path}.", hint="Name one with --config; examples/cpu.toml is one."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", hint="Check the file's permissions.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8.", hint="Save the file as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}.", hint="See examples/cpu.toml for the form.") from None
+    return parse_config(document | (overrides or {}), source=str(path))
+
+
+def parse_config(document: dict[str, Any], *, source: str = "configuration") -> DaemonConfig:
+    """Turn a decoded document into the struct; see `load_config`."""
+    try:
+        config = msgspec.convert(document, type=DaemonConfig)
+    except msgspec.ValidationError as error:
+        problem, _, at = str(error).partition(" - at `$")
+        field = at.strip("`.")
+        if "unknown field" in problem or "missing required field" in problem:
+            key = problem.split("`")[1]
+            field = f"{field}.{key}" if field else key
+            problem = "there is no such key" if "unknown" in problem else "the key is missing"
+        raise ConfigError(
+            f"{problem[:1].lower()}{problem[1:]} (in {source}).",
+            field=field,
+            hint="The keys are explained in examples/cpu.toml.",
+        ) from None
+    names = [group.name for group in config.groups]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ConfigError(
+                f'two groups are called "{name}".', field=f"groups[{index}].name", hint="Give each a name of its own."
+            )
+    if config.engine == "vllm":
+        owner: dict[str, str] = {}
+        for index, group in enumerate(config.groups):
+            for device in group.devices:
+                if device in owner:
+                    raise ConfigError(
+                        f'the device {device} is in group "{owner[device]}" already.',
+                        field=f"groups[{index}].devices",
+                        hint="An engine wants its devices for itself.",
+                    )
+                owner[device] = group.name
+    return config

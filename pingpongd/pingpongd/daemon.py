@@ -1,0 +1,144 @@
+"""The daemon's life: start everything, serve, drain, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import structlog
+import zmq.asyncio
+from pingpong_worker.model_store import resolve_model
+from pingpong_worker.pinning import check_devices
+
+from pingpong_bus.errors import PingpongError
+from pingpong_bus.messages import StatusReply
+from pingpong_bus.slab import Slab
+from pingpongd.chains import Chains
+from pingpongd.config import DaemonConfig
+from pingpongd.control import Control
+from pingpongd.fleet import Fleet
+from pingpongd.runtime_dir import RuntimeDir, default_runtime_dir
+
+_log = structlog.get_logger()
+_CANCEL_SECONDS = 5.0
+
+
+class Daemon:
+    """One instance; `run` is its whole life."""
+
+    def __init__(self, config: DaemonConfig) -> None:
+        self._config = config
+        self._started = time.monotonic()
+        self._state: Literal["starting", "ready", "draining"] = "starting"
+        self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; the first drains, a second one cancels what still runs.
+
+        Raises:
+            PingpongError: it could not start.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signals.put_nowait, number)
+        config = self._config
+        for group in config.groups if config.engine == "vllm" else ():
+            check_devices(group.devices, group.cores)
+        path = Path(config.runtime_dir) if config.runtime_dir else default_runtime_dir(config.instance)
+        with (
+            RuntimeDir(path.absolute(), config.instance) as runtime,
+            Slab.create(config.slots, config.log_capacity) as slab,
+        ):
+            context = zmq.asyncio.Context()
+            try:
+                await self._serve(runtime, slab, context)
+            finally:
+                context.term()
+        _log.info("daemon_stopped", instance=config.instance)
+
+    async def _serve(self, runtime: RuntimeDir, slab: Slab, context: zmq.asyncio.Context) -> None:
+        control = Control(runtime.control, context)
+        chains = Chains(self._config, slab, control.publish)
+        serving = asyncio.create_task(control.serve(chains, lambda number: self._status(number, chains, slab)))
+        signalled = asyncio.create_task(self._signals.get())
+        _log.info("daemon_started", instance=self._config.instance, pid=os.getpid(), socket=runtime.control)
+        try:
+            starting = asyncio.create_task(self._start_fleet(runtime, slab, context, chains))
+            await asyncio.wait({starting, signalled, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+            elif starting.exception() is None:
+                self._state = "ready"
+                _log.info("daemon_ready", seconds=round(time.monotonic() - self._started, 1))
+                await asyncio.wait({signalled, serving}, return_when=asyncio.FIRST_COMPLETED)
+                if signalled.done():
+                    await self._drain(chains)
+            else:
+                starting.result()
+            if serving.done():
+                serving.result()
+        finally:
+            self._state = "draining"
+            if chains.fleet is not None:
+                await chains.fleet.stop()
+            for task in (serving, signalled):
+                task.cancel()
+            await asyncio.gather(serving, signalled, return_exceptions=True)
+            control.close()
+
+    async def _start_fleet(self, runtime: RuntimeDir, slab: Slab, context: zmq.asyncio.Context, chains: Chains) -> None:
+        config = self._config
+        model = config.model
+        if config.engine == "vllm":
+
+            def progress(stage: str) -> None:
+                _log.info("model_stage", model=config.model, stage=stage)
+
+            model = str(await asyncio.to_thread(resolve_model, config.model, progress=progress))
+        chains.fleet = Fleet(config, model, runtime, slab, context, chains)
+        await chains.fleet.start()
+
+    async def _drain(self, chains: Chains) -> None:
+        """Let running chains finish; cancel them at the deadline or at a second signal."""
+        self._state, chains.draining = "draining", True
+        _log.info("daemon_draining", chains=len(chains.live()), seconds=self._config.drain_seconds)
+        again = asyncio.create_task(self._signals.get())
+        idle = asyncio.create_task(chains.idle.wait())
+        await asyncio.wait({again, idle}, timeout=self._config.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        for record in chains.live():
+            chains.cancel(record.id, "the daemon was stopped")
+        await asyncio.wait({idle}, timeout=_CANCEL_SECONDS)
+        for task in (again, idle):
+            task.cancel()
+
+    def _status(self, request: int, chains: Chains, slab: Slab) -> StatusReply:
+        fleet = chains.fleet
+        return StatusReply(
+            request=request,
+            instance=self._config.instance,
+            version=version("pingpongd"),
+            pid=os.getpid(),
+            uptime_s=round(time.monotonic() - self._started, 1),
+            state=self._state,
+            slots_free=slab.free_slots,
+            slots_total=slab.slots,
+            slot_capacity=slab.capacity,
+            workers=[worker.status() for worker in fleet.workers.values()] if fleet else [],
+            chains=dict(Counter(summary.state for summary in chains.summaries())),
+        )
+
+
+def run_daemon(config: DaemonConfig) -> None:
+    """Run a daemon in this process; see `Daemon.run`."""
+    try:
+        asyncio.run(Daemon(config).run())
+    except PingpongError as error:
+        _log.error("daemon_failed", code=error.code, error=str(error))
+        raise

@@ -1,0 +1,128 @@
+"""The daemon's folder of sockets, and the lock that keeps a second daemon out of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+from pathlib import Path
+from types import TracebackType
+
+from pingpong_bus.errors import ConfigError
+
+_SOCKET_PATH_LIMIT = 107  # sockaddr_un.sun_path, less the final NUL
+_LONGEST_NAME = len("/bus-") + 32 + len(".sock")
+
+
+def default_runtime_dir(instance: str) -> Path:
+    """Where an instance's sockets are: in $XDG_RUNTIME_DIR, else in /run."""
+    name = "pingpongd" if instance == "default" else f"pingpongd-{instance}"
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/run") / name
+
+
+class RuntimeDir:
+    """A locked runtime directory; a context manager that empties it when it leaves.
+
+    Raises:
+        ConfigError: another daemon holds it, or it cannot be used.
+    """
+
+    def __init__(self, path: Path, instance: str) -> None:
+        self.path = path
+        if len(os.fsencode(path)) + _LONGEST_NAME > _SOCKET_PATH_LIMIT:
+            raise ConfigError(
+                f"the path {path} is too long for sockets, which end at {_SOCKET_PATH_LIMIT} bytes.",
+                field="runtime_dir",
+                hint="Choose a shorter one.",
+            )
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _lock(path / "lock")
+        except BlockingIOError:
+            owner = _owner(path / "lock")
+            raise ConfigError(
+                f'the instance "{instance}" already runs in {path} (pid {owner}).',
+                field="instance",
+                hint="Stop it, or give this one another --instance name.",
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"the runtime directory {path} cannot be used: {error.strerror}.",
+                field="runtime_dir",
+                hint="Set runtime_dir to a folder of yours, or set XDG_RUNTIME_DIR.",
+            ) from None
+        try:
+            os.ftruncate(self._lock, 0)
+            os.write(self._lock, f"{os.getpid()}\n".encode())
+            self._clear()
+            self.temporary.mkdir(mode=0o700)
+        except OSError as error:
+            os.close(self._lock)
+            raise ConfigError(
+                f"the runtime directory {path} cannot be written: {error.strerror}.", field="runtime_dir"
+            ) from None
+
+    @property
+    def control(self) -> str:
+        """Endpoint that clients talk to."""
+        return f"ipc://{self.path}/control.sock"
+
+    @property
+    def workers(self) -> str:
+        """Endpoint that workers talk to."""
+        return f"ipc://{self.path}/workers.sock"
+
+    def bell(self, worker: str) -> str:
+        """Endpoint of a worker's doorbells."""
+        return f"ipc://{self.path}/bus-{worker}.sock"
+
+    @property
+    def temporary(self) -> Path:
+        """Temporary files of the workers and their engines; removed with the daemon."""
+        return self.path / "tmp"
+
+    def _clear(self) -> None:
+        """Remove what this daemon, or one that was killed here, left; the lock is ours, so nobody uses it."""
+        for entry in self.path.iterdir():
+            if stat.S_ISSOCK(entry.lstat().st_mode):
+                entry.unlink()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def __enter__(self) -> RuntimeDir:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clear()
+        (self.path / "lock").unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def _lock(path: Path) -> int:
+    """Open and lock a file that a daemon which is just ending may be removing.
+
+    Raises:
+        BlockingIOError: somebody holds it.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        try:
+            if path.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)  # locked, but removed in the meantime: another daemon may hold the new one
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip() or "unknown"
+    except OSError:
+        return "unknown"
