@@ -1,0 +1,58 @@
+"""The Python client of pingpongd: run chains of agents, follow them, and prove that reading ahead changes nothing."""
+
+from pingpong_bus.chain import Agent, Chain, Message
+from pingpong_bus.errors import (
+    ChainError,
+    ChainFailed,
+    ChainNotFound,
+    DaemonUnavailable,
+    MessageError,
+    NotEqual,
+    Overloaded,
+    PingpongError,
+    UsageError,
+)
+from pingpong_bus.messages import (
+    AgentResult,
+    ChainEvent,
+    ChainResult,
+    ChainSummary,
+    StatusReply,
+    SubmitOptions,
+    WorkerStatus,
+)
+from pingpong_client.certificate import AgentCertificate, Certificate, Difference, RunCertificate
+from pingpong_client.chain_file import load_chain
+from pingpong_client.client import AsyncClient
+from pingpong_client.sync_client import Client
+from pingpong_client.verification import verify
+
+__all__ = [
+    "Agent",
+    "AgentCertificate",
+    "AgentResult",
+    "AsyncClient",
+    "Certificate",
+    "Chain",
+    "ChainError",
+    "ChainEvent",
+    "ChainFailed",
+    "ChainNotFound",
+    "ChainResult",
+    "ChainSummary",
+    "Client",
+    "DaemonUnavailable",
+    "Difference",
+    "Message",
+    "MessageError",
+    "NotEqual",
+    "Overloaded",
+    "PingpongError",
+    "RunCertificate",
+    "StatusReply",
+    "SubmitOptions",
+    "UsageError",
+    "WorkerStatus",
+    "load_chain",
+    "verify",
+]

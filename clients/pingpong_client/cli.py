@@ -1,0 +1,96 @@
+"""The command line: ``pingpong-client COMMAND``.
+
+Exit codes: 0 fine, 1 the chain failed or is not known, 2 usage, 3 not equal, 65 bad data, 69 no daemon (or it takes no
+work now), 70 a fault inside, 78 bad configuration, 130 interrupted, 141 the reader of the output has gone, 143
+terminated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pingpong_bus.errors import PingpongError, UsageError
+from pingpong_client.client import AsyncClient
+from pingpong_client.commands import attach, cancel, result, schema, status, submit, verify
+from pingpong_client.commands import list as list_chains
+from pingpong_client.commands.context import Command, Context
+
+COMMANDS: dict[str, Command] = {
+    "submit": submit,
+    "verify": verify,
+    "attach": attach,
+    "result": result,
+    "list": list_chains,
+    "status": status,
+    "cancel": cancel,
+    "schema": schema,
+}
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+TERMINATED = 143
+
+
+class _Parser(argparse.ArgumentParser):
+    """Usage errors are one sentence, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}.", hint=f"See `{self.prog} --help`.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code; expected faults are one line on standard error."""
+    try:
+        args = build_parser().parse_args(arguments)
+        context = Context(
+            args,
+            sys.stdin.buffer,
+            sys.stdout,
+            sys.stderr,
+            connect=lambda: AsyncClient(args.socket, instance=args.instance),
+        )
+        return asyncio.run(_run(COMMANDS[args.command], context))
+    except PingpongError as error:
+        sys.stderr.write(f"pingpong-client: {' '.join(str(error).split())}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except asyncio.CancelledError:
+        return TERMINATED
+    except BrokenPipeError:
+        # Python flushes standard output once more at its end, which would fail with a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; each takes the options that name the daemon before or after its name."""
+    parser = _Parser(prog="pingpong-client", description="Run chains of agents on a pingpongd daemon.")
+    _add_daemon_options(parser, default=None)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(name, help=command.HELP, description=command.HELP)
+        _add_daemon_options(sub, default=argparse.SUPPRESS)
+        command.add_arguments(sub)
+    return parser
+
+
+async def _run(command: Command, context: Context) -> int:
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await command.run(context)
+
+
+def _add_daemon_options(parser: argparse.ArgumentParser, *, default: str | None) -> None:
+    parser.add_argument(
+        "--socket", metavar="PATH", default=default, help="the daemon's control socket, or the folder that holds it"
+    )
+    parser.add_argument(
+        "--instance", metavar="NAME", default=default, help="the daemon's instance, instead of --socket"
+    )

@@ -1,0 +1,1 @@
+"""One module per command: its name and help, its arguments, and what it does."""

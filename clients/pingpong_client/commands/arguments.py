@@ -1,0 +1,50 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import get_args
+
+from pingpong_bus.messages import Mode, SessionKind
+
+
+def add_chain_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """The chain file and its inputs."""
+    parser.add_argument("chain", metavar="chain.json", nargs="?" if optional else None, help="the chain; - is stdin")
+    parser.add_argument(
+        "--input",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="value of an input of the chain; NAME=@FILE reads a file; may be repeated",
+    )
+
+
+def add_chain_id(parser: argparse.ArgumentParser) -> None:
+    """The id of a submitted chain."""
+    parser.add_argument("id", metavar="ID", help="id that `submit` printed, see also `list`")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The choice of JSON."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+
+
+def add_mode(parser: argparse.ArgumentParser) -> None:
+    """The choice of placement."""
+    parser.add_argument("--mode", choices=get_args(Mode), default="auto", help="placement (default: auto)")
+
+
+def add_session(parser: argparse.ArgumentParser) -> None:
+    """The choice of session."""
+    parser.add_argument(
+        "--session", choices=get_args(SessionKind), help="how prompts grow (default: the daemon's choice)"
+    )
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number from 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value

@@ -1,0 +1,39 @@
+"""Follow a chain to its end and print its result: what `submit` and `attach` share."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from pingpong_client.client import AsyncClient, finished
+from pingpong_client.commands.context import Context
+from pingpong_client.live import ChainView, LiveView, PlainView, SilentView, watch
+from pingpong_client.progress import ChainProgress
+from pingpong_client.report import result_table, texts
+
+
+async def show_chain(context: Context, client: AsyncClient, progress: ChainProgress) -> int:
+    """Show a followed chain while it runs, then its texts and figures.
+
+    Raises:
+        ChainFailed: it did not finish.
+    """
+    view = _view(context, progress)
+    async with aclosing(client.follow(progress.id)) as events:
+        await watch(events, progress, view)
+    result = await client.result(progress.id)
+    if context.args.json:
+        context.write_json(result)
+    else:
+        shown = view.shown if isinstance(view, PlainView) else ()
+        context.stdout.write(texts(result, without=shown))
+        context.write(*result_table(result, context.width))
+    finished(result)
+    return 0
+
+
+def _view(context: Context, progress: ChainProgress) -> ChainView:
+    if context.args.json:
+        return SilentView()
+    if context.on_terminal:
+        return LiveView(progress, context.console())
+    return PlainView(progress, context.stdout)

@@ -1,0 +1,103 @@
+"""Run a chain, or many."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+from pingpong_bus.chain import MAX_CHAIN_BYTES, resolve_inputs
+from pingpong_bus.errors import UsageError
+from pingpong_bus.messages import SubmitOptions
+from pingpong_client.chain_file import load_chain, parse_inputs, read_file
+from pingpong_client.client import AsyncClient
+from pingpong_client.commands.arguments import add_chain_file, add_json, add_mode, add_session, positive
+from pingpong_client.commands.context import Context
+from pingpong_client.commands.showing import show_chain
+from pingpong_client.jobs import Job, parse_jobs, run_jobs
+from pingpong_client.progress import ChainProgress
+
+HELP = "run a chain and show what its agents write"
+_MAX_JSONL_BYTES = 16 * MAX_CHAIN_BYTES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_chain_file(parser, optional=True)
+    add_mode(parser)
+    add_session(parser)
+    add_json(parser)
+    parser.add_argument("--detach", action="store_true", help="print the chain's id and return")
+    parser.add_argument(
+        "--cancel-on-exit", action="store_true", help="cancel the chain if this command is interrupted or terminated"
+    )
+    parser.add_argument(
+        "--jsonl",
+        metavar="FILE",
+        help='run many: one {"chain" or "path", "inputs", "mode"} a line (- is stdin); one result a line, as they end',
+    )
+    parser.add_argument(
+        "--concurrency", metavar="N", type=positive, default=4, help="chains at a time with --jsonl (default: 4)"
+    )
+
+
+async def run(context: Context) -> int:
+    args = context.args
+    options = SubmitOptions(mode=args.mode, session=args.session)
+    given = parse_inputs(args.input)
+    if args.jsonl is not None:
+        if args.chain is not None or args.detach:
+            raise UsageError("--jsonl goes with neither a chain file nor --detach.", hint="Leave one of them out.")
+        return await _run_many(context, _read_jobs(context, given), options)
+    if args.chain is None:
+        raise UsageError("no chain file is given.", hint="Name one, or - for standard input.")
+    if args.detach and (args.json or args.cancel_on_exit):
+        raise UsageError("--detach goes with neither --json nor --cancel-on-exit.", hint="Leave one of them out.")
+    chain = load_chain(args.chain, stdin=context.stdin)
+    resolve_inputs(chain, given)
+    async with context.connect() as client:
+        chain_id = await client.submit(chain, given, options, follow=not args.detach)
+        if args.detach:
+            context.write(chain_id)
+            return 0
+        try:
+            return await show_chain(context, client, ChainProgress.of_chain(chain_id, chain))
+        except (asyncio.CancelledError, BrokenPipeError):
+            await _leave(context, client, {chain_id})
+            raise
+
+
+async def _run_many(context: Context, jobs: list[Job], options: SubmitOptions) -> int:
+    running: set[str] = set()
+    failed = 0
+    async with context.connect() as client:
+        try:
+            outcomes = run_jobs(client, jobs, options, concurrency=context.args.concurrency, running=running)
+            async with aclosing(outcomes):
+                async for outcome in outcomes:
+                    failed += not outcome.finished
+                    context.write(outcome.as_json().decode())
+        except (asyncio.CancelledError, BrokenPipeError):
+            await _leave(context, client, running)
+            raise
+    if failed:
+        context.note(f"{failed} of {len(jobs)} chains did not finish.")
+    return 1 if failed else 0
+
+
+async def _leave(context: Context, client: AsyncClient, chains: set[str]) -> None:
+    """Interrupted: end what runs, or say how to come back to it."""
+    for chain in sorted(chains):
+        if context.args.cancel_on_exit:
+            await client.cancel(chain)
+            context.note(f"cancelled {chain}.")
+        else:
+            context.note(f"{chain} goes on; `pingpong-client result {chain}` fetches its result.")
+
+
+def _read_jobs(context: Context, given: dict[str, str]) -> list[Job]:
+    name = context.args.jsonl
+    if name == "-":
+        return parse_jobs(context.stdin.read(), Path(), given)
+    path = Path(name)
+    return parse_jobs(read_file(path, limit=_MAX_JSONL_BYTES, what="the file"), path.parent, given)

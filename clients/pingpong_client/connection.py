@@ -1,0 +1,214 @@
+"""One connection to a daemon: numbers requests, matches replies, and sorts events by chain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from pingpong_bus.codec import decode_daemon_message, encode
+from pingpong_bus.errors import MessageError, PingpongError, error_from_code
+from pingpong_bus.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    ChainEvent,
+    ClientRequest,
+    DaemonMessage,
+    ErrorReply,
+    GetStatus,
+    Snapshot,
+    StatusReply,
+)
+from pingpong_client.transport import Transport, daemon_silent
+
+ENDED_STATES = frozenset({"finished", "failed", "cancelled"})
+
+Reply = TypeVar("Reply", bound=DaemonMessage)
+Events = asyncio.Queue[ChainEvent | PingpongError]
+
+
+class _Pending(msgspec.Struct):
+    """A request that waits for its reply."""
+
+    reply: asyncio.Future[DaemonMessage]
+    follow: bool
+
+
+class Connection:
+    """Speaks with one daemon over one transport until that is lost; it is not opened twice.
+
+    Args:
+        timeout_s: how long the daemon may take to answer a request, or a ping.
+        ping_s: how long a followed chain may be silent before the daemon is pinged.
+    """
+
+    def __init__(self, transport: Transport, *, timeout_s: float, ping_s: float) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._ping_s = ping_s
+        self._next_request = 1
+        self._pending: dict[int, _Pending] = {}
+        self._followed: dict[str, Events] = {}
+        self._patient = 0
+        self._heard = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.error: PingpongError | None = None
+        """Why the connection is of no use any more."""
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            DaemonUnavailable: no daemon, or one that does not answer in time.
+            MessageError: something else is listening there.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._transport.open()
+        except TimeoutError:
+            await self._transport.close()
+            raise daemon_silent(self._transport.peer, self._timeout_s) from None
+        except BaseException:
+            await self._transport.close()
+            raise
+        self._tasks = [
+            asyncio.create_task(self._read(), name="pingpong-client reader"),
+            asyncio.create_task(self._ping(), name="pingpong-client ping"),
+        ]
+
+    async def close(self) -> None:
+        """Drop the connection; what the daemon has accepted goes on."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+            self._tasks = []
+        await self._transport.close()
+
+    async def request(
+        self,
+        build: Callable[[int], ClientRequest],
+        expect: type[Reply],
+        *,
+        follow: bool = False,
+        patient: bool = False,
+    ) -> Reply:
+        """Send a request and wait for its reply.
+
+        Args:
+            build: makes the request from its number.
+            expect: the reply's type.
+            follow: keep the events of the chain that the reply names, for `events`.
+            patient: wait as long as the daemon answers pings, however long that is.
+
+        Raises:
+            PingpongError: what the daemon refused with.
+            DaemonUnavailable: it did not answer in time, or has gone.
+            MessageError: its answer makes no sense.
+        """
+        if self.error is not None:
+            raise self.error
+        number = self._next_request
+        self._next_request += 1
+        pending = _Pending(asyncio.get_running_loop().create_future(), follow)
+        self._pending[number] = pending
+        try:
+            await self._transport.send(encode(build(number)))
+            if patient:
+                with self._waiting():
+                    reply = await pending.reply
+            else:
+                async with asyncio.timeout(self._timeout_s):
+                    reply = await pending.reply
+        except TimeoutError:
+            raise daemon_silent(self._transport.peer, self._timeout_s) from None
+        finally:
+            del self._pending[number]
+        if isinstance(reply, ErrorReply):
+            raise error_from_code(reply.code, reply.message, hint=reply.hint, field=reply.field)
+        if not isinstance(reply, expect):
+            raise MessageError(
+                f"the daemon answered with {type(reply).__name__} where {expect.__name__} was due.",
+                hint="Client and daemon may be of different versions.",
+            )
+        return reply
+
+    def follows(self, chain: str) -> bool:
+        """Whether events of this chain are being kept."""
+        return chain in self._followed
+
+    async def events(self, chain: str) -> AsyncGenerator[ChainEvent, None]:
+        """The events of a chain that is followed, to its last.
+
+        Raises:
+            DaemonUnavailable: the daemon has gone.
+        """
+        queue = self._followed[chain]
+        try:
+            with self._waiting():
+                while True:
+                    item = await queue.get()
+                    if isinstance(item, PingpongError):
+                        raise item
+                    yield item
+                    if item.kind == "ended":
+                        return
+        finally:
+            self._followed.pop(chain, None)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._patient += 1
+        try:
+            yield
+        finally:
+            self._patient -= 1
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                frame = await self._transport.receive()
+                self._heard = True
+                self._dispatch(decode_daemon_message(frame))
+        except PingpongError as error:
+            self._fail(error)
+
+    def _dispatch(self, message: DaemonMessage) -> None:
+        if isinstance(message, ChainEvent):
+            if message.chain in self._followed:
+                self._followed[message.chain].put_nowait(message)
+            return
+        pending = self._pending.get(message.request)
+        if pending is None or pending.reply.done():
+            return  # it gave up waiting
+        # Here and not in `request`: events of the chain may already stand behind this reply.
+        if pending.follow and isinstance(message, Accepted):
+            self._followed[message.chain] = Events()
+        elif pending.follow and isinstance(message, Snapshot) and message.result.state not in ENDED_STATES:
+            self._followed[message.result.id] = Events()
+        pending.reply.set_result(message)
+
+    async def _ping(self) -> None:
+        """While somebody waits without a limit, notice a daemon that has stopped answering."""
+        while self.error is None:
+            self._heard = False
+            await asyncio.sleep(self._ping_s)
+            if self._heard or not self._patient:
+                continue
+            try:
+                await self.request(lambda number: GetStatus(request=number, version=PROTOCOL_VERSION), StatusReply)
+            except PingpongError as error:
+                self._fail(error)
+
+    def _fail(self, error: PingpongError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        for pending in self._pending.values():
+            if not pending.reply.done():
+                pending.reply.set_exception(error)
+        for queue in self._followed.values():
+            queue.put_nowait(error)

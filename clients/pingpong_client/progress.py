@@ -1,0 +1,151 @@
+"""Where a chain stands, built from its events alone; what the live view shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pingpong_bus.chain import Chain
+from pingpong_bus.messages import AgentResult, ChainEvent, ChainResult, Placement
+
+Phase = Literal["waiting", "reading", "writing", "finished", "failed", "cancelled"]
+OPEN_PHASES = frozenset({"waiting", "reading", "writing"})
+
+
+@dataclass
+class AgentProgress:
+    """One agent, as far as events have told. Times are ms since the chain was submitted."""
+
+    name: str
+    phase: Phase = "waiting"
+    worker: str = ""
+    read: int = 0
+    """Prompt tokens sent to the engine."""
+    prompt_tokens: int = 0
+    """Length of the prompt; while it still grows, a lower bound."""
+    written: int = 0
+    """Output tokens."""
+    text: str = ""
+    opened_ms: float | None = None
+    first_token_ms: float | None = None
+    last_ms: float | None = None
+    """Of the last read or written token."""
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens a second of the current phase: read since the session opened, or written since the first token."""
+        if self.last_ms is None:
+            return None
+        if self.phase == "reading":
+            since, tokens = self.opened_ms, self.read
+        else:
+            since, tokens = self.first_token_ms, self.written - 1
+        if since is None or self.last_ms <= since or tokens <= 0:
+            return None
+        return tokens * 1000 / (self.last_ms - since)
+
+
+@dataclass
+class ChainProgress:
+    """A chain and its agents, in order."""
+
+    id: str
+    name: str
+    agents: list[AgentProgress]
+    placement: Placement | None = None
+    state: str = "queued"
+    error: str = ""
+    _by_name: dict[str, AgentProgress] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._by_name = {agent.name: agent for agent in self.agents}
+
+    @classmethod
+    def of_chain(cls, chain_id: str, chain: Chain) -> ChainProgress:
+        """A chain that has just been submitted."""
+        return cls(chain_id, chain.name, [AgentProgress(agent.name) for agent in chain.agents])
+
+    @classmethod
+    def of_result(cls, result: ChainResult) -> ChainProgress:
+        """A chain that has been attached to."""
+        return cls(
+            result.id,
+            result.name,
+            [_agent_of(agent) for agent in result.agents],
+            placement=result.placement,
+            state=result.state,
+            error=result.error,
+        )
+
+    def agent(self, name: str) -> AgentProgress | None:
+        """The agent of that name."""
+        return self._by_name.get(name)
+
+    def apply(self, event: ChainEvent) -> None:
+        """Take in one event; an unknown agent or kind, from a newer daemon, changes nothing."""
+        data = event.data
+        if event.kind == "started":
+            self.state = "running"
+            self.placement = data.get("placement", self.placement)
+        elif event.kind == "ended":
+            self.state = data.get("state", "failed")
+            self.error = data.get("error", "")
+            self._close(self.state)
+        elif (agent := self._by_name.get(event.agent)) is not None:
+            _apply_to_agent(agent, event)
+
+    def _close(self, state: str) -> None:
+        left: Phase = "cancelled" if state == "cancelled" else "failed"
+        for agent in self.agents:
+            if agent.phase in OPEN_PHASES:
+                agent.phase = "finished" if state == "finished" else left
+
+
+def count_phases(agents: Iterable[AgentProgress], phase: Phase) -> int:
+    """How many agents are in a phase."""
+    return sum(agent.phase == phase for agent in agents)
+
+
+def _apply_to_agent(agent: AgentProgress, event: ChainEvent) -> None:
+    data = event.data
+    if event.kind == "opened":
+        agent.phase = "reading"
+        agent.worker = data.get("worker", "")
+        agent.prompt_tokens = data.get("prompt_tokens", 0)
+        agent.opened_ms = event.at_ms
+    elif event.kind == "reading":
+        agent.read = data.get("sent", agent.read)
+        agent.prompt_tokens = max(agent.prompt_tokens, agent.read)
+        agent.last_ms = event.at_ms
+    elif event.kind == "finalized":
+        agent.prompt_tokens = data.get("prompt_tokens", agent.prompt_tokens)
+    elif event.kind == "writing":
+        agent.phase = "writing"
+        agent.read = agent.prompt_tokens
+        agent.first_token_ms = agent.last_ms = event.at_ms
+        agent.written = max(agent.written, 1)
+    elif event.kind == "tokens":
+        agent.text += data.get("text", "")
+        agent.written = data.get("output_tokens", agent.written + len(data.get("ids", ())))
+        agent.last_ms = event.at_ms
+    elif event.kind == "agent_finished":
+        agent.phase = "finished"
+        agent.written = data.get("output_tokens", agent.written)
+
+
+def _agent_of(result: AgentResult) -> AgentProgress:
+    sent = result.appends[-1].sent if result.appends else 0
+    writes = result.first_token_ms is not None
+    return AgentProgress(
+        result.name,
+        phase=result.state,
+        worker=result.worker,
+        read=result.prompt_tokens if writes else sent,
+        prompt_tokens=max(result.prompt_tokens, sent),
+        written=result.output_tokens,
+        text=result.text,
+        opened_ms=result.opened_ms,
+        first_token_ms=result.first_token_ms,
+        last_ms=result.last_token_ms if writes else (result.appends[-1].at_ms if sent else None),
+    )

@@ -1,0 +1,106 @@
+"""A chain's result, a status and a list of chains, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pingpong_bus.messages import ChainResult, ChainSummary, StatusReply
+from pingpong_client.live import agent_block
+from pingpong_client.table import clean, format_table, milliseconds, number
+
+
+def texts(result: ChainResult, *, without: Iterable[str] = ()) -> str:
+    """Each agent's text with its headline, but for the agents that have been shown."""
+    shown = set(without)
+    return "".join(agent_block(agent.name, agent.text) for agent in result.agents if agent.name not in shown)
+
+
+def result_table(result: ChainResult, width: int | None = None) -> list[str]:
+    """Figures of each agent, and of the chain in the last lines."""
+    rows = [
+        [
+            agent.name,
+            agent.worker or "-",
+            number(agent.prompt_tokens),
+            number(agent.cached_tokens),
+            number(agent.output_tokens),
+            milliseconds(agent.ttft_ms),
+            milliseconds(agent.total_ms),
+            agent.finish_reason or agent.state,
+        ]
+        for agent in result.agents
+    ]
+    headers = ["agent", "worker", "prompt", "cached", "output", "TTFT ms", "total ms", "finish"]
+    lines = format_table(headers, rows, right=range(2, 7), width=width)
+    notes = [f"{agent.name}: {clean(agent.note, lines=False)}" for agent in result.agents if agent.note]
+    return [*lines, *notes, _ending(result)]
+
+
+def status_lines(status: StatusReply, width: int | None = None) -> list[str]:
+    """The daemon, its workers, slots and chains."""
+    chains = ", ".join(f"{count} {state}" for state, count in status.chains.items() if count) or "none"
+    lines = [
+        f"pingpongd {status.version}, instance {status.instance}: {status.state}",
+        f"pid {status.pid}, up {duration(status.uptime_s)}",
+        f"slots: {status.slots_free} of {status.slots_total} free, {number(status.slot_capacity)} tokens each",
+        f"chains: {chains}",
+        "",
+    ]
+    rows = [
+        [
+            worker.name,
+            ",".join(worker.devices),
+            f"{worker.state} ({worker.stage})" if worker.stage and worker.state != "ready" else worker.state,
+            "-" if worker.pid is None else str(worker.pid),
+            number(worker.hops),
+            number(worker.output_tokens),
+            f"{worker.rss_bytes / 2**20:,.0f}",
+            f"{worker.limits.engine}, {worker.limits.model}" if worker.limits else "-",
+        ]
+        for worker in status.workers
+    ]
+    headers = ["worker", "devices", "state", "pid", "hops", "written", "RSS MiB", "engine"]
+    return [*lines, *format_table(headers, rows, right=range(3, 7), width=width)]
+
+
+def list_lines(chains: Sequence[ChainSummary], width: int | None = None) -> list[str]:
+    """One line per chain."""
+    if not chains:
+        return ["no chains"]
+    rows = [
+        [
+            chain.id,
+            chain.name,
+            chain.state,
+            chain.placement or "-",
+            f"{chain.finished_agents}/{chain.agents}",
+            duration(chain.age_s),
+            milliseconds(chain.e2e_ms),
+        ]
+        for chain in chains
+    ]
+    headers = ["id", "name", "state", "placement", "agents", "age", "E2E ms"]
+    return format_table(headers, rows, right=(4, 5, 6), width=width)
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3 min 05 s, 2 h 07 min, or 3 d 04 h."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+
+
+def _ending(result: ChainResult) -> str:
+    facts = [f"{result.id}: {result.state}"]
+    if result.e2e_ms is not None:
+        facts.append(f"E2E {milliseconds(result.e2e_ms)} ms")
+    if result.placement:
+        facts.append(f"{result.placement} ({result.why})" if result.why else result.placement)
+    if result.error:
+        facts.append(result.error)
+    return clean(", ".join(facts), lines=False)
