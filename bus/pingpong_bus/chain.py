@@ -7,13 +7,14 @@ A string may hold references::
 
     {{writer}}          the output of the earlier agent "writer"
     {{input.topic}}     the value of the chain's input "topic"
-    \\{{                 two literal braces
+    \\{{                 two literal braces (in a JSON file the backslash is doubled)
 
-Input values are never scanned for references.
+Braces that open and are neither of these are an error, not text. Input values are never scanned for references.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -25,7 +26,8 @@ from pingpong_bus.errors import ChainError
 MAX_CHAIN_BYTES = 16 * 1024 * 1024
 """A chain file larger than this is refused unread."""
 
-NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
+NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}(?!\n)$"
+"""Without the look-ahead, Python's ``$`` would let a line break at the end pass."""
 _REFERENCE = re.compile(r"\\\{\{|\{\{\s*([^{}]*?)\s*\}\}")
 _INPUT_PREFIX = "input."
 
@@ -53,7 +55,7 @@ class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     messages: list[Message] | None = None
     raw_prompt: str | None = None
     prompt_ids: list[TokenId | str] | None = None
-    max_tokens: Annotated[int, msgspec.Meta(ge=1, description="The most tokens this agent writes.")] = 256
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1, description="The most tokens this agent writes.")] = 256
     temperature: Annotated[float, msgspec.Meta(ge=0, le=10, description="0 is greedy.")] = 0.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
@@ -117,6 +119,7 @@ def parse_chain(data: bytes, *, source: str = "chain") -> Chain:
         raise ChainError(
             f"{source} is {len(data)} bytes long, the limit is {MAX_CHAIN_BYTES}.", hint="Put less text into one chain."
         )
+    data = data.removeprefix(codecs.BOM_UTF8)  # some editors put it there
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -126,7 +129,9 @@ def parse_chain(data: bytes, *, source: str = "chain") -> Chain:
     try:
         chain = msgspec.json.decode(data, type=Chain)
     except msgspec.ValidationError as error:
-        raise _explain(error) from None
+        raise _explain(error, source) from None
+    except RecursionError:
+        raise ChainError(f"{source} is nested too deeply.", hint="A chain needs no more than a few levels.") from None
     except msgspec.DecodeError as error:
         raise ChainError(f"{source} is not JSON: {error}.", hint="Check it with `python -m json.tool FILE`.") from None
     validate_chain(chain)
@@ -152,8 +157,10 @@ def validate_chain(chain: Chain) -> None:
             )
         _check_prompt_kind(agent, where)
         for field, text in _texts(agent):
+            _check_braces(text, f"{where}.{field}")
             for reference in _references(text):
                 _check_reference(reference, chain, seen, index, f"{where}.{field}")
+        _check_template_kwargs(agent, where)
         if agent.seed is not None and agent.temperature == 0:
             raise ChainError(
                 "a seed has no effect at temperature 0.",
@@ -302,7 +309,7 @@ def _check_prompt_kind(agent: Agent, where: str) -> None:
             field=f"{where}.system",
             hint="Make it a message of role system, or a part of the text.",
         )
-    if not getattr(agent, kinds[0]):
+    if _is_empty(agent):
         raise ChainError("the prompt is empty.", field=f"{where}.{kinds[0]}", hint="Write what the agent shall do.")
     if kinds[0] in ("raw_prompt", "prompt_ids") and agent.chat_template_kwargs:
         raise ChainError(
@@ -321,6 +328,34 @@ def _check_prompt_kind(agent: Agent, where: str) -> None:
                 field=f"{where}.prompt_ids[{at}]",
                 hint="Use raw_prompt for text.",
             )
+
+
+def _is_empty(agent: Agent) -> bool:
+    if agent.prompt is not None:
+        return not agent.prompt.strip()
+    if agent.messages is not None:
+        return not any(message.content.strip() for message in agent.messages)
+    return not (agent.raw_prompt or agent.prompt_ids)
+
+
+def _check_template_kwargs(agent: Agent, where: str) -> None:
+    """They may be any JSON, but they have to travel: msgpack takes integers of 64 bits and 512 levels or so."""
+    try:
+        msgspec.msgpack.encode(agent.chat_template_kwargs)
+    except (OverflowError, RecursionError) as error:
+        raise ChainError(
+            f"the values cannot be sent: {error}.", field=f"{where}.chat_template_kwargs", hint="Use plain values."
+        ) from None
+
+
+def _check_braces(text: str, field: str) -> None:
+    stray = _REFERENCE.sub(" ", text).find("{{")
+    if stray >= 0:
+        raise ChainError(
+            'there is a "{{" that opens no reference.',
+            field=field,
+            hint='Close it as in "{{agent}}", or write \\\\{{ in JSON for literal braces.',
+        )
 
 
 def _check_reference(reference: str, chain: Chain, seen: Mapping[str, int], index: int, field: str) -> None:
@@ -357,15 +392,18 @@ def _check_reference(reference: str, chain: Chain, seen: Mapping[str, int], inde
     )
 
 
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_PATH = re.compile(r" - at `\$\.?(.*?)(?:\[\.\.\.\])?`$")
+_KEY_PATH = re.compile(r" - at `key` in `\$\.?(.*)`$")
 
 
-def _explain(error: msgspec.ValidationError) -> ChainError:
+def _explain(error: msgspec.ValidationError, source: str) -> ChainError:
     """Turn msgspec's sentence, "Expected `int` >= 1 - at `$.agents[0].max_tokens`", into ours."""
     text = str(error)
     match = _PATH.search(text)
     field = match.group(1) if match else ""
     problem = _PATH.sub("", text)
+    if found := _KEY_PATH.search(text):
+        return ChainError("a name is not letters, digits, _ and -.", field=found.group(1), hint="Rename it.")
     if found := re.match(r"Object contains unknown field `(.*)`", problem):
         field = f"{field}.{found.group(1)}" if field else found.group(1)
         return ChainError(
@@ -374,6 +412,9 @@ def _explain(error: msgspec.ValidationError) -> ChainError:
     if found := re.match(r"Object missing required field `(.*)`", problem):
         field = f"{field}.{found.group(1)}" if field else found.group(1)
         return ChainError("the field is missing.", field=field, hint="Add it.")
+    if field.endswith("].name") and "matching regex" in problem:
+        return ChainError("the name is not 1 to 64 letters, digits, _ and -.", field=field, hint="Rename the agent.")
     if re.match(r"Expected `array` of length >= 1", problem):
         return ChainError("the list is empty.", field=field, hint="A chain has at least one agent.")
-    return ChainError(f"{problem[:1].lower()}{problem[1:]}.", field=field, hint="See `pingpong-client schema`.")
+    problem = f"{problem[:1].lower()}{problem[1:]}."
+    return ChainError(problem if field else f"{source}: {problem}", field=field, hint="See `pingpong-client schema`.")
