@@ -13,12 +13,12 @@ from typing import Literal
 
 import structlog
 import zmq.asyncio
-from pingpong_worker.model_store import resolve_model
-from pingpong_worker.pinning import check_devices
 
-from pingpong_bus.errors import PingpongError
+from pingpong_bus.errors import ConfigError, PingpongError
 from pingpong_bus.messages import StatusReply
 from pingpong_bus.slab import Slab
+from pingpong_worker.model_store import resolve_model
+from pingpong_worker.pinning import check_cores, cuda_uuids, device_environment, present_cores
 from pingpongd.chains import Chains
 from pingpongd.config import DaemonConfig
 from pingpongd.control import Control
@@ -48,8 +48,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
         config = self._config
-        for group in config.groups if config.engine == "vllm" else ():
-            check_devices(group.devices, group.cores)
+        _check_devices(config)
         path = Path(config.runtime_dir) if config.runtime_dir else default_runtime_dir(config.instance)
         with (
             RuntimeDir(path.absolute(), config.instance) as runtime,
@@ -133,6 +132,17 @@ class Daemon:
             workers=[worker.status() for worker in fleet.workers.values()] if fleet else [],
             chains=dict(Counter(summary.state for summary in chains.summaries())),
         )
+
+
+def _check_devices(config: DaemonConfig) -> None:
+    """Raise ConfigError for a device or core that this machine does not have, before anything is started."""
+    for index, group in enumerate(config.groups):
+        try:
+            if config.engine == "vllm":
+                device_environment(group.devices, present_cores(), cuda_uuids)
+            check_cores(group.cores, present_cores(), "cores")
+        except ConfigError as error:
+            raise ConfigError(error.message, hint=error.hint, field=f"groups[{index}].{error.field}") from None
 
 
 def run_daemon(config: DaemonConfig) -> None:

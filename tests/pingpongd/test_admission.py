@@ -1,0 +1,89 @@
+"""Which chains are taken, and which start."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pingpong_bus.chain import Chain, parse_chain
+from pingpong_bus.errors import ChainError, Overloaded
+from pingpong_bus.messages import EngineLimits, Literals, OutputOf, PreparedAgent
+from pingpongd.admission import Room, check_fits, check_queue, startable
+
+ROOM = Room(slots_total=8, slot_tokens=500, max_queued=3)
+LIMITS = EngineLimits(
+    engine="test",
+    model="m",
+    max_model_len=1000,
+    vocabulary_size=100,
+    block_size=16,
+    kv_tokens=10_000,
+    max_num_seqs=4,
+)
+
+
+def chain(*agents: dict[str, Any]) -> Chain:
+    return parse_chain(json.dumps({"name": "c", "agents": list(agents)}).encode())
+
+
+def pair(first: int, second: int) -> Chain:
+    return chain(
+        {"name": "a", "prompt": "x", "max_tokens": first}, {"name": "b", "prompt": "{{a}}", "max_tokens": second}
+    )
+
+
+def prompts(first: int, second: int) -> list[PreparedAgent]:
+    return [
+        PreparedAgent(segments=[Literals(ids=[1] * first)]),
+        PreparedAgent(segments=[Literals(ids=[1] * second), OutputOf(agent=0)]),
+    ]
+
+
+def test_a_chain_that_fills_the_engine_to_the_last_token_fits() -> None:
+    check_fits(pair(400, 300), prompts(600, 300), [LIMITS], ROOM)
+
+
+def test_one_token_more_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ChainError, match=r'agents\[1\]\.max_tokens: agent "b".*1001 tokens.*301.*400.*300.*takes 1000'):
+        check_fits(pair(400, 300), prompts(600, 301), [LIMITS], ROOM)
+
+
+def test_the_kv_cache_bounds_too() -> None:
+    small = EngineLimits(
+        engine="t", model="m", max_model_len=1000, vocabulary_size=9, block_size=1, kv_tokens=50, max_num_seqs=1
+    )
+    with pytest.raises(ChainError, match="takes 50"):
+        check_fits(pair(1, 1), prompts(50, 1), [LIMITS, small], ROOM)
+
+
+def test_an_output_longer_than_a_log_is_refused() -> None:
+    with pytest.raises(ChainError, match=r"agents\[0\]\.max_tokens.*501.*500"):
+        check_fits(pair(501, 1), prompts(1, 1), [LIMITS], ROOM)
+
+
+def test_more_agents_than_logs_are_refused() -> None:
+    many = chain(*({"name": f"a{at}", "prompt": "x", "max_tokens": 1} for at in range(9)))
+    with pytest.raises(ChainError, match="9 agents.*8 token logs"):
+        check_fits(many, [PreparedAgent(segments=[Literals(ids=[1])])] * 9, [LIMITS], ROOM)
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ChainError, match=r"agents\[0\].*token id 100"):
+        check_fits(pair(1, 1), [PreparedAgent(segments=[Literals(ids=[100])]), prompts(1, 1)[1]], [LIMITS], ROOM)
+
+
+def test_a_full_queue_refuses() -> None:
+    check_queue(2, ROOM)
+    with pytest.raises(Overloaded, match="3 chains"):
+        check_queue(3, ROOM)
+
+
+@given(st.lists(st.integers(1, 5), max_size=10), st.integers(0, 20))
+def test_chains_start_in_order_and_within_the_free_slots(needs: list[int], free: int) -> None:
+    count = startable(needs, free)
+    assert sum(needs[:count]) <= free
+    assert count == len(needs) or sum(needs[: count + 1]) > free

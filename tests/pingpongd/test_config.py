@@ -1,0 +1,54 @@
+"""The configuration: what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pingpong_bus.errors import ConfigError
+from pingpongd.config import load_config, parse_config
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GROUP = {"name": "a", "devices": ["cpu:0"]}
+
+
+def test_the_example_is_valid() -> None:
+    config = load_config(EXAMPLES / "cpu.toml")
+    assert [group.name for group in config.groups] == ["cpu0", "cpu1"]
+    assert config.vllm["max_model_len"] == config.log_capacity == 4096
+
+
+def test_flags_come_over_the_file() -> None:
+    assert load_config(EXAMPLES / "cpu.toml", {"model": "other"}).model == "other"
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "groups: the key is missing"),
+        ({"groups": []}, "groups: expected `array` of length >= 1"),
+        ({"groups": [GROUP], "modle": "x"}, "modle: there is no such key"),
+        ({"groups": [GROUP | {"device": "x"}]}, r"groups\[0\]\.device: there is no such key"),
+        ({"groups": [GROUP], "slots": 0}, "slots: expected `int` >= 1"),
+        ({"groups": [GROUP], "engine": "other"}, "engine: invalid enum value 'other'"),
+        ({"groups": [GROUP, GROUP]}, r'groups\[1\]\.name: two groups are called "a"'),
+        ({"groups": [GROUP, GROUP | {"name": "b"}]}, r'groups\[1\]\.devices: the device cpu:0 is in group "a"'),
+        ({"groups": [{"name": "a", "devices": []}]}, r"groups\[0\]\.devices"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(document: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(document)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"groups = [", "is not TOML"), (b"\xff", "is not UTF-8"), (None, "no configuration file")]
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, data: bytes | None, message: str) -> None:
+    path = tmp_path / "c.toml"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path)
+    assert "c.toml" in str(caught.value)

@@ -1,0 +1,106 @@
+"""Where chains are placed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pingpong_bus.errors import UsageError
+from pingpong_bus.messages import Literals, OutputOf, PreparedAgent
+from pingpongd.placement import ChainShape, GroupView, PrefixMemory, chain_shape, place
+
+CHAIN = ((), (0,), (1,), (2,), (3,))
+COLD = ChainShape(CHAIN, tuple((f"prefix{index}", 1000) for index in range(5)))
+TWO = [GroupView("a", 0), GroupView("b", 0)]
+
+
+def warm(*names: str, held: range = range(5)) -> list[GroupView]:
+    return [GroupView(name, 0, frozenset(f"prefix{index}" for index in held)) for name in names]
+
+
+def test_ping_pong_alternates_and_the_next_chain_starts_on_the_next_group() -> None:
+    assert place(COLD, "ping-pong", TWO, 0).groups == ("a", "b", "a", "b", "a")
+    assert place(COLD, "ping-pong", TWO, 1).groups == ("b", "a", "b", "a", "b")
+
+
+def test_ping_pong_starts_where_the_caches_hold_most() -> None:
+    groups = [GroupView("a", 0, frozenset({"prefix1", "prefix3"})), GroupView("b", 0)]
+    assert place(COLD, "ping-pong", groups, 0).groups == ("b", "a", "b", "a", "b")
+
+
+def test_ping_pong_is_refused_with_one_group() -> None:
+    with pytest.raises(UsageError, match="two device groups.*--mode serial"):
+        place(COLD, "ping-pong", TWO[:1], 0)
+
+
+def test_series_takes_the_least_busy_group() -> None:
+    plan = place(COLD, "serial", [GroupView("a", 2), GroupView("b", 1)], 0)
+    assert plan.groups == ("b",) * 5
+    assert plan.placement == "serial"
+
+
+def test_auto_reads_ahead_where_prefixes_are_cold() -> None:
+    plan = place(COLD, "auto", TWO, 0)
+    assert plan.placement == "ping-pong"
+    assert "4000" in plan.why
+
+
+def test_auto_stays_in_series_where_prefixes_are_warm() -> None:
+    assert place(COLD, "auto", warm("a", "b"), 0).placement == "serial"
+
+
+def test_auto_prefers_the_warm_group_for_series() -> None:
+    assert place(COLD, "auto", [GroupView("a", 0), *warm("b")], 0).groups == ("b",) * 5
+
+
+@pytest.mark.parametrize("reads", [((),), ((), ())])
+def test_auto_stays_in_series_where_nothing_can_be_read_ahead(reads: tuple[tuple[int, ...], ...]) -> None:
+    shape = ChainShape(reads, tuple((f"p{index}", 5000) for index in range(len(reads))))
+    assert place(shape, "auto", TWO, 0).placement == "serial"
+
+
+def test_auto_with_one_group_is_series() -> None:
+    assert place(COLD, "auto", TWO[:1], 3).placement == "serial"
+
+
+def test_a_named_group_is_used_or_refused() -> None:
+    assert place(COLD, "auto", TWO, 0, group="b").groups == ("b",) * 5
+    with pytest.raises(UsageError, match='"c".*a, b'):
+        place(COLD, "auto", TWO, 0, group="c")
+
+
+@given(st.data(), st.integers(2, 6), st.integers(0, 50))
+def test_no_agent_runs_beside_the_upstream_that_ends_last(data: st.DataObject, count: int, number: int) -> None:
+    size = data.draw(st.integers(1, 8))
+    reads = tuple(
+        tuple(sorted(data.draw(st.sets(st.integers(0, index - 1), max_size=3)))) if index else ()
+        for index in range(size)
+    )
+    groups = [GroupView(f"g{at}", data.draw(st.integers(0, 3))) for at in range(count)]
+    shape = ChainShape(reads, tuple((f"p{index}", 10) for index in range(size)))
+    plan = place(shape, "ping-pong", groups, number)
+    for index, upstream in enumerate(reads):
+        if upstream:
+            assert plan.groups[index] != plan.groups[max(upstream)]
+
+
+def test_prefix_memory_forgets_the_oldest_first() -> None:
+    memory = PrefixMemory(1000)
+    memory.computed("a", 300, 400)
+    memory.computed("b", 300, 400)
+    memory.computed("a", 300, 400)
+    memory.computed("c", 300, 400)
+    assert memory.held == {"a", "c"}
+    memory.forget()
+    assert memory.held == frozenset()
+
+
+def test_the_shape_counts_only_the_ids_a_prompt_begins_with() -> None:
+    prepared = [
+        PreparedAgent(segments=[Literals(ids=[1, 2, 3])]),
+        PreparedAgent(segments=[OutputOf(agent=0), Literals(ids=[4])]),
+        PreparedAgent(segments=[Literals(ids=[5, 6]), OutputOf(agent=0)], joined=True),
+    ]
+    shape = chain_shape([[], [0], [0]], prepared)
+    assert [length for _, length in shape.prefixes] == [3, 0, 0]
