@@ -106,8 +106,11 @@ class TokenLogWriter:
         Raises:
             LogClosed: it has ended already.
             StreamGone: the slot is free or holds another generation.
+            OverflowError: the stop token is not a uint32.
         """
         self._require_open()
+        if stop_token is not None and not 0 <= stop_token < _HAS_STOP:
+            raise OverflowError(f"stop token {stop_token} is not a uint32")
         record = _REASON_CODES[finish_reason] << 40
         if stop_token is not None:
             record |= _HAS_STOP | stop_token
@@ -160,7 +163,10 @@ class TokenLogReader:
 
         Raises:
             StreamGone: the slot is free or holds another generation, maybe since the copy began.
+            ValueError: `start` is negative.
         """
+        if start < 0:
+            raise ValueError(f"start is {start}, which is before the log")
         count, state = self.peek()
         ids = self._slab.ids[self._base + start : self._base + count].tolist() if start < count else []
         record = self._slab.words[self._at + self._slab.CLOSE_RECORD] if state is LogState.CLOSED else 0
