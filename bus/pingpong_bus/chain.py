@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -81,6 +82,9 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
     """Text with nothing left to replace."""
 
     text: str
+    control: bool = False
+    """Whether control tokens written in it count as such: true for the own text of a `raw_prompt`, and for a chat
+    template's; never for input values and outputs."""
 
 
 class OutputPart(msgspec.Struct, frozen=True, tag="output"):
@@ -215,10 +219,13 @@ def rendered_messages(chain: Chain, index: int, inputs: Mapping[str, str]) -> li
 
 
 def raw_parts(chain: Chain, index: int, inputs: Mapping[str, str]) -> list[Part]:
-    """The parts of an agent that has `raw_prompt` or `prompt_ids`; neighbouring ids come as one part."""
+    """The parts of an agent that has `raw_prompt` or `prompt_ids`.
+
+    Neighbouring ids come as one part; of a raw prompt, its own text and input values stay apart (`TextPart.control`).
+    """
     agent = chain.agents[index]
     if agent.raw_prompt is not None:
-        return list(text_parts(chain, agent.raw_prompt, inputs))
+        return list(merge_text(_split(chain, agent.raw_prompt, inputs)))
     parts: list[Part] = []
     run: list[int] = []
     for item in agent.prompt_ids or []:
@@ -236,27 +243,37 @@ def raw_parts(chain: Chain, index: int, inputs: Mapping[str, str]) -> list[Part]
 
 def text_parts(chain: Chain, text: str, inputs: Mapping[str, str]) -> list[TextPart | OutputPart]:
     """Split a template string at its references; text and input values that touch become one part."""
+    return merge_text(
+        TextPart(part.text) if isinstance(part, TextPart) else part for part in _split(chain, text, inputs)
+    )
+
+
+def merge_text(parts: Iterable[TextPart | OutputPart]) -> list[TextPart | OutputPart]:
+    """Join neighbouring text of one kind; empty text is dropped."""
+    merged: list[TextPart | OutputPart] = []
+    present = (part for part in parts if isinstance(part, OutputPart) or part.text)
+    for control, run in groupby(present, key=lambda part: part.control if isinstance(part, TextPart) else None):
+        if control is None:
+            merged.extend(run)
+        else:
+            merged.append(TextPart("".join(part.text for part in run if isinstance(part, TextPart)), control))
+    return merged
+
+
+def _split(chain: Chain, text: str, inputs: Mapping[str, str]) -> Iterator[TextPart | OutputPart]:
     positions = {agent.name: at for at, agent in enumerate(chain.agents)}
-    parts: list[TextPart | OutputPart] = []
-    buffer: list[str] = []
     at = 0
     for match in _REFERENCE.finditer(text):
-        buffer.append(text[at : match.start()])
+        yield TextPart(text[at : match.start()], control=True)
         at = match.end()
         reference = match.group(1)
         if reference is None:
-            buffer.append("{{")
+            yield TextPart("{{", control=True)
         elif reference.startswith(_INPUT_PREFIX):
-            buffer.append(inputs[reference.removeprefix(_INPUT_PREFIX)])
+            yield TextPart(inputs[reference.removeprefix(_INPUT_PREFIX)])
         else:
-            if joined := "".join(buffer):
-                parts.append(TextPart(joined))
-            buffer = []
-            parts.append(OutputPart(positions[reference]))
-    buffer.append(text[at:])
-    if joined := "".join(buffer):
-        parts.append(TextPart(joined))
-    return parts
+            yield OutputPart(positions[reference])
+    yield TextPart(text[at:], control=True)
 
 
 def json_schema() -> dict[str, Any]:
