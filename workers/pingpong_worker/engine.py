@@ -5,7 +5,7 @@ Two engines speak it: vLLM (`vllm_engine.py`) and a timing model (`simulated_eng
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -47,10 +47,11 @@ class Session(Protocol):
         """
         ...
 
-    def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncIterator[OutputTokens]:
+    def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """Prefill the rest of the prompt, `ids` (not empty), and decode; the last item has a `finish_reason`.
 
-        May be called once, also while an append that was cancelled is still in flight.
+        Closing the generator ends the request. May be called once, also while an append that was cancelled is still
+        in flight.
 
         Raises:
             EngineError: the engine failed or refused.

@@ -1,0 +1,93 @@
+"""When to append-prefill what is known of a growing prompt, and how much of it.
+
+Pure: no clock, no event loop. An append costs about one decode step whatever its size, and only one is in flight, so
+tokens are coalesced. The end decides the latency that a user sees: once the upstream has written its last token, the
+downstream's first one is a step away only if no append is still being computed. The upstream's `max_tokens` is known
+ahead, so an append that would land in its last few tokens is left to finalize, which computes those tokens anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_MARGIN = 1
+"""Tokens of distance kept on top of the estimate: the first one of a batch was decoded before we saw the batch."""
+
+
+class PromptProgress(NamedTuple):
+    """What the feed knows of its prompt at one moment."""
+
+    pending: int
+    """Prompt tokens known and not sent."""
+    sent: int
+    """Prompt tokens sent."""
+    in_flight: bool
+    """Whether the engine is still computing an append."""
+    complete: bool
+    """Whether the whole prompt is known."""
+    literal_tail: bool
+    """Whether literal tokens follow behind what is pending, so that finalize will not be empty."""
+    remaining: int | None
+    """The most tokens that upstreams may still write; None where unknown."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do until more is known or the append in flight is done."""
+
+
+@dataclass(frozen=True)
+class Append:
+    """Send the first `tokens` of what is pending."""
+
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Finalize:
+    """Send all that is pending, and decode. An append in flight is overtaken."""
+
+
+Decision = Wait | Append | Finalize
+
+
+class AppendPace(NamedTuple):
+    """How fast upstreams write compared to how fast appends are computed; from the last append that was computed."""
+
+    tokens: int = 0
+    """Its tokens; 0 while there is none."""
+    arrivals: int = 0
+    """Upstream tokens that came while it was computed."""
+
+    def arrivals_during(self, tokens: int) -> int:
+        """Upstream tokens to expect while an append of `tokens` is computed: in proportion, and at least one."""
+        if self.tokens == 0:
+            return 1
+        return max(1, -(-self.arrivals * tokens // self.tokens))
+
+
+def decide(progress: PromptProgress, pace: AppendPace, append_tokens: int) -> Decision:
+    """What to do now.
+
+    Args:
+        progress: where the prompt stands.
+        pace: the last append's.
+        append_tokens: a later append waits for at least this many tokens.
+
+    Never appends beside an append in flight, and always leaves a token for finalize.
+    """
+    if progress.complete:
+        return Finalize()
+    if progress.in_flight:
+        return Wait()
+    tokens = progress.pending if progress.literal_tail else progress.pending - 1
+    if tokens < 1:
+        return Wait()
+    if progress.sent == 0:
+        return Append(tokens)  # the static prefix: the bulk of the work, and nothing is gained by waiting
+    if tokens < append_tokens:
+        return Wait()
+    if progress.remaining is not None and progress.remaining <= pace.arrivals_during(tokens) + _MARGIN:
+        return Wait()
+    return Append(tokens)

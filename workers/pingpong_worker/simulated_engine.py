@@ -1,0 +1,375 @@
+"""An engine without a model: a timing model and a rule for the next token, in a child process like a real engine's.
+
+For tests that need many starts, for fault tests, and for trying placements on more devices than there are. What it
+answers is a pure function of the prompt ids, so runs can be compared id by id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+import msgspec
+
+from pingpong_bus.errors import ConfigError, EngineError
+from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
+from pingpong_worker.config import SimulatedSettings, WorkerConfig
+from pingpong_worker.engine import OutputTokens
+from pingpong_worker.simulated_messages import (
+    LENGTH_BYTES,
+    Abort,
+    CacheReset,
+    Chunk,
+    Command,
+    Computed,
+    Configure,
+    Reply,
+    ResetCache,
+    Sampled,
+    Started,
+    frame,
+)
+from pingpong_worker.simulated_scheduler import EOS
+
+_DECODER = msgspec.msgpack.Decoder(list[Reply])
+_APPEND: Final = Sampling(max_tokens=1, ignore_eos=True)
+_SHUTDOWN_S = 5.0
+
+_Inbox = asyncio.Queue[Computed | Sampled | EngineError]
+
+
+class _Child:
+    """The child process and its pipes."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
+    ) -> None:
+        self.process = process
+        self._stdin = stdin
+        self._stdout = stdout
+
+    @classmethod
+    async def start(cls) -> _Child:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "pingpong_worker.simulated_process",
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdin is not None  # noqa: S101  asked for above
+        assert process.stdout is not None  # noqa: S101
+        return cls(process, process.stdin, process.stdout)
+
+    def send(self, command: Command) -> None:
+        if not self._stdin.is_closing():
+            self._stdin.write(frame(command))
+
+    async def receive(self) -> list[Reply]:
+        length = int.from_bytes(await self._stdout.readexactly(LENGTH_BYTES), "little")
+        return _DECODER.decode(await self._stdout.readexactly(length))
+
+    async def end(self) -> None:
+        """Close its input, upon which it ends."""
+        self._stdin.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), _SHUTDOWN_S)
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
+class SimulatedEngine:
+    """Speaks the `Engine` protocol; the model's child process dies with this one."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._settings = config.simulated
+        self._default_kind: SessionKind = config.session
+        self._child: _Child | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._inboxes: dict[str, _Inbox] = {}
+        self._started = asyncio.Event()
+        self._resets: list[asyncio.Future[None]] = []
+        self._error: EngineError | None = None
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The settings, as an engine would report them."""
+        settings = self._settings
+        return EngineLimits(
+            engine="simulated 1",
+            model="simulated",
+            max_model_len=settings.max_model_len,
+            vocabulary_size=settings.vocabulary_size,
+            block_size=settings.block_size,
+            kv_tokens=settings.kv_tokens,
+            max_num_seqs=settings.max_num_seqs,
+            sessions=("prefix-cache", "streaming-input"),
+            dtype="none",
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The child process, once started."""
+        return self._child.process.pid if self._child else None
+
+    async def start(self) -> None:
+        """Start the child process and wait until it serves.
+
+        Raises:
+            ConfigError: settings that can never work.
+            EngineError: the child ended.
+        """
+        check_settings(self._settings)
+        self._child = child = await _Child.start()
+        self._reader = asyncio.create_task(self._read(child))
+        self._send(Configure(self._settings))
+        await self._started.wait()
+        await self.check()
+
+    def open(
+        self,
+        session_id: str,
+        *,
+        cache_salt: str | None,
+        sampling: Sampling,  # noqa: ARG002  of no matter here
+        kind: SessionKind | None = None,
+    ) -> SimulatedSession:
+        """A new session of the kind wished for; both take any sampling."""
+        if (kind or self._default_kind) == "streaming-input":
+            return StreamingSession(self, session_id, cache_salt)
+        return PrefixSession(self, session_id, cache_salt)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every cached block."""
+        await self.check()
+        done = asyncio.get_running_loop().create_future()
+        self._resets.append(done)
+        self._send(ResetCache())
+        await done
+
+    async def check(self) -> None:
+        """Raise EngineError if the child process is gone."""
+        if self._error:
+            raise self._error
+
+    async def shutdown(self) -> None:
+        """End the child process; safe to call twice."""
+        if self._child is not None and self._reader is not None:
+            await self._child.end()
+            await self._reader
+
+    def submit(self, chunk: Chunk, inbox: _Inbox) -> None:
+        """Hand a chunk to the model; what becomes of its request arrives in `inbox`.
+
+        Raises:
+            EngineError: the child is gone.
+        """
+        if self._error:
+            raise self._error
+        self._inboxes[chunk.request] = inbox
+        self._send(chunk)
+
+    def forget(self, request: str) -> None:
+        """Abort a request, if the engine still knows it."""
+        if self._inboxes.pop(request, None) is not None and not self._error:
+            self._send(Abort(request))
+
+    def check_length(self, ids: Sequence[int], max_tokens: int) -> None:
+        """Refuse what can never run.
+
+        Raises:
+            EngineError: with the numbers.
+        """
+        settings = self._settings
+        limit = min(settings.max_model_len, settings.kv_tokens)
+        if len(ids) + max_tokens > limit:
+            raise EngineError(f"{len(ids)} prompt tokens and {max_tokens} to write pass the engine's {limit}.")
+        if ids and max(ids) >= settings.vocabulary_size:
+            raise EngineError(f"token {max(ids)} is not below the vocabulary's size, {settings.vocabulary_size}.")
+
+    def _send(self, command: Command) -> None:
+        if self._child is None:
+            raise EngineError("the engine is not running.")
+        self._child.send(command)
+
+    async def _read(self, child: _Child) -> None:
+        """Hand replies to their requests until the child ends."""
+        try:
+            while True:
+                for reply in await child.receive():
+                    self._deliver(reply)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._fail(EngineError(f"the engine's process ended with code {await child.process.wait()}."))
+
+    def _deliver(self, reply: Reply) -> None:
+        match reply:
+            case Started():
+                self._started.set()
+            case CacheReset():
+                self._resets.pop(0).set_result(None)
+            case Computed(request):
+                if inbox := self._inboxes.get(request):
+                    inbox.put_nowait(reply)
+            case Sampled(request, finish_reason=finish_reason):
+                if inbox := self._inboxes.get(request):
+                    inbox.put_nowait(reply)
+                    if finish_reason is not None:
+                        del self._inboxes[request]
+
+    def _fail(self, error: EngineError) -> None:
+        self._error = error
+        self._started.set()
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(error)
+        self._inboxes.clear()
+        for done in self._resets:
+            if not done.done():
+                done.set_exception(error)
+        self._resets.clear()
+
+
+class SimulatedSession(ABC):
+    """What both kinds of session share: the prompt so far, and the answer's stream."""
+
+    kind: SessionKind
+
+    def __init__(self, engine: SimulatedEngine, session_id: str, cache_salt: str | None) -> None:
+        self._engine = engine
+        self._id = session_id
+        self._salt = cache_salt
+        self._prompt: list[int] = []
+        self._inbox: _Inbox = asyncio.Queue()
+        self._computed = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that the child has reported as computed."""
+        return self._computed
+
+    @abstractmethod
+    async def append(self, ids: Sequence[int]) -> None:
+        """See `Session.append`."""
+
+    @abstractmethod
+    def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
+        """See `Session.finalize`."""
+
+    async def abort(self) -> None:
+        """Forget the session's request."""
+        self._engine.forget(self._id)
+
+    async def _receive(self) -> Computed | Sampled:
+        reply = await self._inbox.get()
+        if isinstance(reply, EngineError):
+            raise reply
+        return reply
+
+    async def _answer(self) -> AsyncGenerator[OutputTokens, None]:
+        cached: int | None = None
+        while True:
+            reply = await self._receive()
+            if isinstance(reply, Computed):
+                continue  # of an append that finalize overtook
+            first, cached = cached is None, reply.cached_tokens
+            yield OutputTokens(
+                [reply.token] if reply.token is not None else [],
+                reply.finish_reason,
+                reply.stop_token,
+                cached if first else None,
+            )
+            if reply.finish_reason is not None:
+                return
+
+
+class PrefixSession(SimulatedSession):
+    """Re-submits the growing prompt; the prefix cache holds what is computed."""
+
+    kind: SessionKind = "prefix-cache"
+
+    def __init__(self, engine: SimulatedEngine, session_id: str, cache_salt: str | None) -> None:
+        super().__init__(engine, session_id, cache_salt)
+        self._submissions = 0
+        self._request = ""
+
+    async def append(self, ids: Sequence[int]) -> None:
+        """Submit the prompt so far for one token that nobody reads; cancelled, it is aborted."""
+        self._prompt.extend(ids)
+        self._submit(_APPEND)
+        try:
+            await self._receive()
+        finally:
+            await self.abort()
+        self._computed = len(self._prompt)
+
+    async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
+        """Submit the whole prompt for its answer."""
+        self._prompt.extend(ids)
+        self._submit(sampling)
+        try:
+            async for tokens in self._answer():
+                yield tokens
+        finally:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Abort the submission that is in flight, if any."""
+        self._engine.forget(self._request)
+
+    def _submit(self, sampling: Sampling) -> None:
+        self._engine.check_length(self._prompt, sampling.max_tokens)
+        self._submissions += 1
+        self._request = f"{self._id}#{self._submissions}"
+        self._inbox = asyncio.Queue()
+        self._engine.submit(Chunk(self._request, self._prompt, self._salt, sampling), self._inbox)
+
+
+class StreamingSession(SimulatedSession):
+    """One request that pauses between chunks and keeps what it has computed."""
+
+    kind: SessionKind = "streaming-input"
+
+    async def append(self, ids: Sequence[int]) -> None:
+        """Give the request its next tokens; cancelled, they still count."""
+        self._submit(ids, None)
+        await self._receive()
+        self._computed = len(self._prompt)
+
+    async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
+        """Give the request its last tokens and read the answer."""
+        self._submit(ids, sampling)
+        try:
+            async for tokens in self._answer():
+                yield tokens
+        finally:
+            await self.abort()
+
+    def _submit(self, ids: Sequence[int], sampling: Sampling | None) -> None:
+        self._prompt.extend(ids)
+        self._engine.check_length(self._prompt, sampling.max_tokens if sampling else 1)
+        self._engine.submit(Chunk(self._id, list(ids), self._salt, sampling), self._inbox)
+
+
+def check_settings(settings: SimulatedSettings) -> None:
+    """Refuse settings that can never work.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    for name in ("max_model_len", "block_size", "kv_tokens", "max_num_seqs", "max_num_batched_tokens"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"{getattr(settings, name)} is below 1.", field=f"simulated.{name}")
+    if settings.vocabulary_size <= EOS:
+        raise ConfigError(
+            f"{settings.vocabulary_size} ids are too few.",
+            field="simulated.vocabulary_size",
+            hint=f"The simulated tokenizer needs more than {EOS}.",
+        )
+    for name in ("step_ms", "row_us", "context_ns", "start_ms"):
+        if getattr(settings, name) < 0:
+            raise ConfigError(f"{getattr(settings, name)} is below 0.", field=f"simulated.{name}")

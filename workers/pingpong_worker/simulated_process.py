@@ -1,0 +1,124 @@
+"""The simulated engine's child process: runs the scheduler in real time. Light, for tests start many.
+
+Started as ``python -m pingpong_worker.simulated_process PARENT_PID`` with a pipe on standard input and output.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from typing import NoReturn
+
+import msgspec
+
+from pingpong_worker.config import SimulatedSettings
+from pingpong_worker.parent_death import die_with_parent
+from pingpong_worker.simulated_messages import (
+    LENGTH_BYTES,
+    Abort,
+    CacheReset,
+    Chunk,
+    Command,
+    Configure,
+    Reply,
+    ResetCache,
+    Started,
+    frame,
+)
+from pingpong_worker.simulated_scheduler import SimulatedScheduler
+
+_STDIN, _STDOUT = 0, 1
+_DECODER = msgspec.msgpack.Decoder(Command)
+
+
+class CommandPipe:
+    """Commands from the parent."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._buffer = bytearray()
+
+    def receive(self, timeout_s: float | None) -> list[Command]:
+        """What has come, after waiting for something at most `timeout_s`; None waits for ever.
+
+        Raises:
+            EOFError: the parent closed the pipe.
+        """
+        if select.select([self._descriptor], [], [], timeout_s)[0]:
+            data = os.read(self._descriptor, 1 << 20)
+            if not data:
+                raise EOFError
+            self._buffer += data
+        commands = []
+        while len(self._buffer) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._buffer[:LENGTH_BYTES], "little")
+            if len(self._buffer) < end:
+                break
+            commands.append(_DECODER.decode(self._buffer[LENGTH_BYTES:end]))
+            del self._buffer[:end]
+        return commands
+
+
+class SimulatedModel:
+    """Serves commands until the parent closes the pipe."""
+
+    def __init__(self, pipe: CommandPipe) -> None:
+        self._pipe = pipe
+        settings = self._configure()
+        time.sleep(settings.start_ms * 1e-3)
+        self._scheduler = SimulatedScheduler(settings)
+        self._send([Started()])
+
+    def serve(self) -> NoReturn:
+        """Run steps back to back while there is work; raises EOFError at the end."""
+        while True:
+            self._take(0)
+            step = self._scheduler.plan()
+            if step is None:
+                self._take(None)
+                continue
+            end = time.monotonic() + step.duration_s
+            while (left := end - time.monotonic()) > 0:
+                self._take(left)
+            if replies := self._scheduler.commit(step):
+                self._send(replies)
+
+    def _configure(self) -> SimulatedSettings:
+        while True:
+            for command in self._pipe.receive(None):
+                if isinstance(command, Configure):
+                    return command.settings
+
+    def _take(self, timeout_s: float | None) -> None:
+        for command in self._pipe.receive(timeout_s):
+            match command:
+                case Chunk():
+                    self._scheduler.add(command)
+                case Abort(request):
+                    self._scheduler.abort(request)
+                case ResetCache():
+                    self._scheduler.reset_prefix_cache()
+                    self._send([CacheReset()])
+                case Configure():
+                    raise ValueError("configured twice")
+
+    def _send(self, replies: list[Reply]) -> None:
+        view = memoryview(frame(replies))
+        while view:
+            view = view[os.write(_STDOUT, view) :]
+
+
+def main() -> None:
+    """Run until the parent closes the pipe or dies."""
+    if not die_with_parent(int(sys.argv[1])):
+        return
+    try:
+        SimulatedModel(CommandPipe(_STDIN)).serve()
+    except (EOFError, BrokenPipeError):
+        return
+
+
+if __name__ == "__main__":
+    main()

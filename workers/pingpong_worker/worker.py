@@ -1,0 +1,242 @@
+"""The worker's life and its conversation with the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TypeVar
+
+import zmq
+import zmq.asyncio
+
+from pingpong_bus.codec import decode_supervisor_message, encode
+from pingpong_bus.errors import ConfigError, EngineError, PingpongError
+from pingpong_bus.messages import (
+    PROTOCOL_VERSION,
+    AbortHop,
+    Hello,
+    HopEnded,
+    HopSpec,
+    Loading,
+    PrefixCacheReset,
+    Prepare,
+    Prepared,
+    PrepareFailed,
+    Ready,
+    ResetPrefixCache,
+    StartHop,
+    Stop,
+    SupervisorMessage,
+    Welcome,
+    WorkerFailed,
+    WorkerMessage,
+)
+from pingpong_bus.publisher import Publisher
+from pingpong_bus.slab import Slab
+from pingpong_bus.subscriber import Subscriber
+from pingpong_worker.config import WorkerConfig
+from pingpong_worker.engine import Engine
+from pingpong_worker.feed import Surroundings
+from pingpong_worker.heartbeat import Pulse
+from pingpong_worker.hops import Hops
+from pingpong_worker.prompt import PromptCodec
+
+_LINGER_MS = 2000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a worker gets what it hosts; each is called once, when the supervisor has answered."""
+
+    pin: Callable[[], None]
+    """Takes the process to its devices; may raise ConfigError."""
+    make_engine: Callable[[], Engine]
+    """Called on the main thread: an engine's processes die with the thread that starts them."""
+    load_prompts: Callable[[Engine], PromptCodec | None]
+    """Called in a thread, once the engine serves; None where the model has no tokenizer."""
+
+
+class Serving:
+    """A worker whose engine serves."""
+
+    def __init__(self, engine: Engine, prompts: PromptCodec | None, hops: Hops) -> None:
+        self.engine = engine
+        self.prompts = prompts
+        self.hops = hops
+
+
+class Worker:
+    """One engine and its hops; belongs to one event loop."""
+
+    def __init__(self, config: WorkerConfig, parts: Parts) -> None:
+        self._config = config
+        self._parts = parts
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, config.name.encode())
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a supervisor that is busy must not stall tokens
+        self._welcome = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._serving: Serving | None = None
+        self._requests: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """End the worker; what the message `Stop` does."""
+        self._stop.set()
+
+    async def run(self) -> int:
+        """Serve until told to stop; returns the process's exit code."""
+        self._socket.connect(self._config.control)
+        self._send(Hello(version=PROTOCOL_VERSION, worker=self._config.name, pid=os.getpid(), bell=self._config.bell))
+        tasks: set[asyncio.Task[object]] = {
+            asyncio.create_task(self._stop.wait(), name="stop"),
+            asyncio.create_task(self._receive(), name="receive"),
+            asyncio.create_task(self._live(), name="live"),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except PingpongError as error:
+            self._send(
+                WorkerFailed(
+                    code=error.code,
+                    message=f"{error.field}: {error.message}" if error.field else error.message,
+                    hint=error.hint,
+                    permanent=isinstance(error, ConfigError),
+                )
+            )
+            return error.exit_code
+        finally:
+            await cancel_all(tasks)
+            await cancel_all(self._requests)
+            self._socket.close()
+            self._context.term()
+        return 0
+
+    async def _live(self) -> None:
+        """Wait for the supervisor, start everything, and beat until the engine is dead.
+
+        Raises:
+            PingpongError: the worker cannot go on.
+        """
+        await self._welcome.wait()
+        self._parts.pin()
+        slab = Slab.attach(self._config.slab_fd)
+        publisher = Publisher(self._context, self._config.bell)
+        subscriber = Subscriber(self._context, slab)
+        publisher.local = subscriber
+        try:
+            self._send(Loading(stage="loading the model"))
+            engine = self._parts.make_engine()
+            try:
+                await engine.start()
+                self._send(Loading(stage="loading the tokenizer"))
+                prompts = await asyncio.to_thread(self._parts.load_prompts, engine)
+                await self._serve(Surroundings(engine, prompts, slab, subscriber, publisher, self._send))
+            finally:
+                await engine.shutdown()
+        finally:
+            await subscriber.close()
+            publisher.close()
+            slab.close()
+
+    async def _serve(self, surroundings: Surroundings) -> None:
+        engine = surroundings.engine
+        hops = Hops(surroundings, on_engine_error=lambda: pulse.check_now())
+        pulse = Pulse(engine, self._config.heartbeat_s, hops.load, self._send)
+        # A collection of all that loading has left would stall tokens for 100 ms and more (sgl-project/sglang#9241).
+        gc.collect()
+        gc.freeze()
+        self._serving = Serving(engine, surroundings.prompts, hops)
+        self._send(Ready(limits=engine.limits))
+        try:
+            await pulse.run()
+        finally:
+            self._serving = None
+            await hops.close()
+
+    async def _receive(self) -> None:
+        """Take messages until `Stop`."""
+        while True:
+            message = decode_supervisor_message(await self._socket.recv())
+            if isinstance(message, Stop):
+                return
+            if isinstance(message, Welcome):
+                self._welcome.set()
+            else:
+                self._handle(message)
+
+    def _handle(self, message: SupervisorMessage) -> None:
+        serving = self._serving
+        if serving is None:
+            self._refuse(message)
+            return
+        match message:
+            case StartHop(spec=spec):
+                serving.hops.start(spec)
+            case AbortHop(hop=hop):
+                serving.hops.abort(hop)
+            case Prepare(request=request):
+                self._answer(request, self._prepare(serving, message))
+            case ResetPrefixCache(request=request):
+                self._answer(request, self._reset(serving, request))
+
+    def _refuse(self, message: SupervisorMessage) -> None:
+        """Answer what only a serving worker can do; there is such a message where a worker fails just then."""
+        why = "the worker does not serve."
+        match message:
+            case StartHop(spec=HopSpec(hop=hop)):
+                at = time.monotonic_ns()
+                self._send(HopEnded(hop=hop, state="failed", at_ns=at, code=EngineError.__name__, message=why))
+            case AbortHop(hop=hop):
+                self._send(HopEnded(hop=hop, state="aborted", at_ns=time.monotonic_ns()))
+            case Prepare(request=request) | ResetPrefixCache(request=request):
+                self._send(PrepareFailed(request=request, code=EngineError.__name__, message=why))
+
+    def _answer(self, request: int, work: Coroutine[None, None, WorkerMessage]) -> None:
+        """Answer a request when its work is done; the conversation goes on meanwhile."""
+
+        async def answer() -> None:
+            try:
+                self._send(await work)
+            except PingpongError as error:
+                self._send(
+                    PrepareFailed(
+                        request=request, code=error.code, message=error.message, hint=error.hint, field=error.field
+                    )
+                )
+
+        task = asyncio.create_task(answer(), name=f"request {request}")
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def _prepare(self, serving: Serving, message: Prepare) -> WorkerMessage:
+        """Tokenize in a thread: tokens of running hops are never held up."""
+        if serving.prompts is None:
+            raise ConfigError("the model has no tokenizer.", field="model", hint="Give prompts as `prompt_ids`.")
+        vocabulary = serving.engine.limits.vocabulary_size
+        agents = await asyncio.to_thread(serving.prompts.prepare, message.chain, message.inputs, vocabulary)
+        return Prepared(request=message.request, agents=agents)
+
+    async def _reset(self, serving: Serving, request: int) -> WorkerMessage:
+        await serving.engine.reset_prefix_cache()
+        return PrefixCacheReset(request=request)
+
+    def _send(self, message: WorkerMessage) -> None:
+        # Without a high-water mark the socket takes it at once, so the future that comes back is done.
+        self._socket.send(encode(message))
+
+
+async def cancel_all(tasks: set[asyncio.Task[T]]) -> None:
+    """Cancel tasks and wait until they are over."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
