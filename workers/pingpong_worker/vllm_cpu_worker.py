@@ -1,0 +1,45 @@
+"""vLLM's CPU worker, with seeded sampling that does not depend on how a prompt was cut.
+
+In the V1 model runner (every CPU build without Triton) all rows of a step are sampled, also those whose prompt is not
+through yet; their tokens are thrown away. A row with a seed has drawn from its generator by then, and the runner takes
+the draw back with ``generator.set_offset(generator.get_offset() - 4)``. A CPU generator has no offset: the call raises
+and the engine dies, as soon as a seeded prompt is longer than what is left of a step's budget.
+
+Here such rows have no generator while their step is sampled: nothing is drawn, and nothing has to be taken back. No
+setting does the same: a budget as large as the longest prompt still splits the second of two prompts that share a step.
+
+vLLM builds the class from the engine argument `worker_cls`, which is meant for this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class SeededCPUWorker(CPUWorker):  # type: ignore[misc]
+    """A CPU worker whose seeded requests may be prefilled in any number of steps."""
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample the step that `execute_model` has computed."""
+        with unfinished_prompts_unseeded(self.model_runner):
+            return super().sample_tokens(grammar_output)
+
+
+@contextmanager
+def unfinished_prompts_unseeded(runner: Any) -> Iterator[None]:
+    """Take the generators of rows whose sample will be thrown away out of the batch, and put them back after."""
+    mask = getattr(runner, "discard_request_mask", None)
+    if mask is None:  # The V2 runner derives its noise from seed and position: nothing is drawn in vain.
+        yield
+        return
+    batch = runner.input_batch
+    generators = batch.generators
+    held = {row: generators.pop(row) for row in list(generators) if row < batch.num_reqs and mask.np[row]}
+    try:
+        yield
+    finally:
+        generators.update(held)

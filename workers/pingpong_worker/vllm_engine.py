@@ -1,0 +1,230 @@
+"""vLLM as an `Engine`: starting it, what it can take, and opening sessions on it.
+
+The only file that drives vLLM's engine; `vllm_versions.py` knows what differs between its versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import gc
+import importlib
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from pingpong_bus.errors import ConfigError, EngineError, PingpongError
+from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
+from pingpong_worker.config import WorkerConfig
+from pingpong_worker.engine import Session
+from pingpong_worker.model_store import resolve_model
+from pingpong_worker.vllm_guards import Reservations, session_kind
+from pingpong_worker.vllm_plugin import FAILURE_FILE, WORKER_PID
+from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession, VllmHandle
+from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment
+from pingpong_worker.vllm_versions import installed_version, prompt_maker, refusals
+
+_WARM_UP_TOKENS = 256
+_RESET_LIMIT_S = 5.0
+
+
+class VllmEngine:
+    """One vLLM engine, in processes of its own, over all devices of the group."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._llm: Any = None
+        self._handle: VllmHandle | None = None
+        self._reservations: Reservations | None = None
+
+    @property
+    def limits(self) -> EngineLimits:
+        """See `Engine.limits`."""
+        return self._running().limits
+
+    async def start(self) -> None:
+        """See `Engine.start`. Call it from the main thread; it blocks the event loop while the engine loads.
+
+        The engine's processes are to die with this one, and Linux binds that to the thread that starts them.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("start a vLLM engine from the main thread: its processes end with the thread")
+        version = installed_version()
+        model = str(await asyncio.to_thread(resolve_model, self._config.model))
+        os.environ.update(engine_environment(self._config, os.environ))
+        os.environ[WORKER_PID] = str(os.getpid())
+        self._llm = _load(self._config, engine_arguments(self._config, model, version))
+        vllm_config = self._llm.vllm_config
+        end_ids, has_tokenizer = _end_ids(vllm_config.model_config)
+        limits = _limits(vllm_config, model, version, self._config.session, has_tokenizer=has_tokenizer)
+        self._handle = _handle(self._llm, limits, end_ids)
+        self._reservations = Reservations(
+            kv_tokens=limits.kv_tokens,
+            max_model_len=limits.max_model_len,
+            block_size=limits.block_size,
+            max_num_seqs=limits.max_num_seqs,
+        )
+        await self._warm_up()
+        # A collection of a heap this size stalls all streams for 100 to 300 ms (sgl-project/sglang#9241).
+        gc.collect()
+        gc.freeze()
+
+    def open(
+        self, session_id: str, *, cache_salt: str | None, sampling: Sampling, kind: SessionKind | None = None
+    ) -> Session:
+        """See `Engine.open`. Streaming input needs greedy sampling and room to reserve the longest request."""
+        handle = self._running()
+        reservations = self._reservations
+        kind = session_kind(kind or self._config.session, sampling)
+        if kind == "streaming-input" and reservations is not None and reservations.take(session_id):
+            close = functools.partial(reservations.give_back, session_id)
+            return StreamingInputSession(handle, session_id, cache_salt, close)
+        return PrefixCacheSession(handle, session_id, cache_salt)
+
+    async def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`.
+
+        Raises:
+            EngineError: requests or paused sessions still hold blocks; vLLM then forgets nothing.
+        """
+        llm = self._running().llm
+        deadline = asyncio.get_running_loop().time() + _RESET_LIMIT_S
+        while not await llm.reset_prefix_cache():  # a request just aborted holds its blocks for one step more
+            if asyncio.get_running_loop().time() > deadline:
+                raise EngineError("the prefix cache is in use.", hint="Reset it when no chain runs.")
+            await asyncio.sleep(0.05)
+
+    async def check(self) -> None:
+        """See `Engine.check`."""
+        if self._running().llm.errored:
+            raise EngineError("the engine has died.", hint="The worker's log has the reason.")
+
+    async def shutdown(self) -> None:
+        """See `Engine.shutdown`."""
+        llm, self._llm, self._handle = self._llm, None, None
+        if llm is None:
+            return
+        llm.shutdown()
+        if llm.output_handler is not None:
+            await asyncio.wait([llm.output_handler])
+
+    def _running(self) -> VllmHandle:
+        if self._handle is None:
+            raise EngineError("the engine is not running.")
+        return self._handle
+
+    async def _warm_up(self) -> None:
+        """Make the first requests, which are slow, so that no user's are."""
+        count = min(_WARM_UP_TOKENS, self.limits.max_model_len // 2)
+        for kind in self.limits.sessions:
+            sampling = Sampling(max_tokens=4, ignore_eos=True)
+            session = self.open(f"warm-up {kind}", cache_salt=None, sampling=sampling, kind=kind)
+            ids = [index % self.limits.vocabulary_size for index in range(count)]
+            await session.append(ids)
+            async for _ in session.finalize([0], sampling):
+                pass
+        sampling = Sampling(max_tokens=2, temperature=1.0, seed=1, ignore_eos=True)
+        async for _ in self.open("warm-up seeded", cache_salt=None, sampling=sampling).finalize([0], sampling):
+            pass
+        await self.reset_prefix_cache()
+
+
+def _load(config: WorkerConfig, arguments: dict[str, Any]) -> Any:
+    """Start vLLM's processes and load the model.
+
+    Raises:
+        ConfigError: an argument, the model or the memory for it is at fault.
+        EngineError: the engine failed to start for another reason.
+    """
+    args_class = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
+    llm_class = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
+    check_argument_names(config.engine_args, [field.name for field in dataclasses.fields(args_class)])
+    with tempfile.TemporaryDirectory(prefix="pingpong-start-") as folder:
+        failure = Path(folder) / "failure"
+        os.environ[FAILURE_FILE] = str(failure)
+        try:
+            args = args_class(**arguments)
+            return llm_class.from_engine_args(args)
+        except (OSError, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+            reason = failure.read_text("utf-8") if failure.exists() else ""
+            raise _start_error(error, reason, config) from error
+        finally:
+            del os.environ[FAILURE_FILE]
+
+
+def _start_error(error: Exception, reason: str, config: WorkerConfig) -> PingpongError:
+    """Say why vLLM did not start: `reason` is what its processes left, if anything."""
+    text = " ".join((reason or str(error)).split())
+    if "memory" in text.lower() or "KV cache" in text:
+        return ConfigError(
+            f"the model and its KV cache do not fit in memory: {text}",
+            field="engine_args",
+            hint="Lower max_model_len or the share of memory (VLLM_CPU_KVCACHE_SPACE, gpu_memory_utilization).",
+        )
+    if reason or isinstance(error, RuntimeError):
+        return EngineError(f"vLLM did not start: {text}", hint="The worker's log has the whole story.")
+    if isinstance(error, OSError) or "repository" in text.lower():
+        return ConfigError(
+            f'the model "{config.model}" was not found: {text}',
+            field="model",
+            hint="Give a folder with a Hugging Face model, or a name that can be reached or is cached.",
+        )
+    return ConfigError(f"vLLM does not take this configuration: {text}", field="engine_args")
+
+
+def _handle(llm: Any, limits: EngineLimits, end_ids: frozenset[int]) -> VllmHandle:
+    params = importlib.import_module("vllm.sampling_params")
+    # ignore_eos: without a tokenizer vLLM knows some end ids at best; `answer_params` names them all.
+    make_params = functools.partial(
+        params.SamplingParams, ignore_eos=True, detokenize=False, output_kind=params.RequestOutputKind.DELTA
+    )
+    return VllmHandle(
+        llm=llm,
+        limits=limits,
+        end_ids=end_ids,
+        make_prompt=prompt_maker(),
+        make_params=make_params,
+        make_chunk=importlib.import_module("vllm.engine.protocol").StreamingInput,
+        refusals=refusals(),
+    )
+
+
+def _limits(
+    vllm_config: Any, model: str, version: tuple[int, ...], default: SessionKind, *, has_tokenizer: bool
+) -> EngineLimits:
+    cache = vllm_config.cache_config
+    other: SessionKind = "streaming-input" if default == "prefix-cache" else "prefix-cache"
+    return EngineLimits(
+        engine=f"vllm {'.'.join(map(str, version))}",
+        model=model,
+        max_model_len=vllm_config.model_config.max_model_len,
+        vocabulary_size=vllm_config.model_config.get_vocab_size(),
+        block_size=cache.block_size,
+        kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        sessions=(default, other),
+        dtype=str(vllm_config.model_config.dtype).removeprefix("torch."),
+        has_tokenizer=has_tokenizer,
+    )
+
+
+def _end_ids(model_config: Any) -> tuple[frozenset[int], bool]:
+    """The model's end-of-sequence ids, from all places that name them, and whether it has a tokenizer."""
+    found: set[int] = set()
+    for value in (
+        model_config.try_get_generation_config().get("eos_token_id"),
+        getattr(model_config.hf_text_config, "eos_token_id", None),
+    ):
+        found.update([value] if isinstance(value, int) else value or ())
+    try:
+        tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(
+            model_config.tokenizer, trust_remote_code=model_config.trust_remote_code
+        )
+    except (OSError, ValueError):  # a model for prompts given as ids only
+        return frozenset(found), False
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found), True

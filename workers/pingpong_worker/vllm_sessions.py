@@ -1,0 +1,263 @@
+"""Both kinds of session over vLLM's `AsyncLLM`.
+
+**Prefix-cache session** (the default): every append submits the whole prompt so far with ``max_tokens=1``; what earlier
+submissions computed is found in the prefix cache, and the last submission decodes. It pins nothing, supports all
+sampling and works on any version. It computes again up to one block each time, and its blocks can be evicted between
+appends. Where an append is cancelled, its request is aborted: a step that is already running ends first (nothing can
+stop it), and whole blocks that it computes stay in the cache for `finalize`.
+
+**Streaming-input session**: one resumable request that is fed chunk by chunk. It computes nothing twice, and it pins
+its KV. A chunk that has been handed over cannot be taken back: after a cancelled append `finalize` queues behind it
+inside the engine. vLLM samples one token at the end of every chunk: the acknowledgement, which is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from pingpong_bus.errors import EngineError
+from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
+from pingpong_worker.engine import OutputTokens
+from pingpong_worker.vllm_guards import check_length, check_not_empty, check_vocabulary, stop_ids
+
+APPEND_MARK = {"pingpong": {"append": True}}
+"""`SamplingParams.extra_args` of an append, by which a scheduler knows it from a real request for one token."""
+
+
+@dataclass(frozen=True)
+class VllmHandle:
+    """A running engine, and how its version wants to be spoken to."""
+
+    llm: Any
+    """The `AsyncLLM`."""
+    limits: EngineLimits
+    end_ids: frozenset[int]
+    """The model's own end-of-sequence ids."""
+    make_prompt: Callable[[Sequence[int], str | None], Any]
+    make_params: Callable[..., Any]
+    """`SamplingParams` with what every request of ours has."""
+    make_chunk: Callable[[Any, Any], Any]
+    """`StreamingInput`."""
+    refusals: tuple[type[Exception], ...]
+
+    def append_params(self) -> Any:
+        """Greedy, one token, never a stop: the sample only says that the prefill is through."""
+        return self.make_params(max_tokens=1, temperature=0.0, extra_args=APPEND_MARK)
+
+    def answer_params(self, sampling: Sampling) -> Any:
+        """Of the request that decodes. Stop strings are the worker's business: it looks for them outside."""
+        return self.make_params(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop_token_ids=stop_ids(sampling, self.end_ids),
+        )
+
+    def check_prompt(self, ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
+        """The guards that hold for every submission: `ids` new tokens, and the lengths with them."""
+        check_not_empty(ids)
+        check_vocabulary(ids, self.limits.vocabulary_size)
+        check_length(prompt_tokens, output_tokens, self.limits.max_model_len)
+
+    async def generate(self, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[Any, None]:
+        """`AsyncLLM.generate` with our errors; closing it aborts the request."""
+        try:
+            async with aclosing(self.llm.generate(prompt, params, request_id)) as outputs:
+                async for output in outputs:
+                    if output.outputs[0].finish_reason == "abort":
+                        raise EngineError("the session was aborted.")
+                    yield output
+        except self.refusals as error:
+            raise engine_error(error) from error
+
+
+class PrefixCacheSession:
+    """Re-submits the growing prompt."""
+
+    kind: SessionKind = "prefix-cache"
+
+    def __init__(self, handle: VllmHandle, session_id: str, cache_salt: str | None) -> None:
+        self._handle = handle
+        self._id = session_id
+        self._salt = cache_salt
+        self._prompt: list[int] = []
+        self._computed = 0
+        self._requests = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens covered by the last append that came back."""
+        return self._computed
+
+    async def append(self, ids: Sequence[int]) -> None:
+        """See `Session.append`."""
+        self._handle.check_prompt(ids, len(self._prompt) + len(ids), 1)
+        self._prompt.extend(ids)
+        count = len(self._prompt)
+        async with aclosing(self._submit(self._handle.append_params())) as outputs:
+            async for _ in outputs:
+                pass
+        self._computed = count
+
+    async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
+        """See `Session.finalize`."""
+        self._handle.check_prompt(ids, len(self._prompt) + len(ids), sampling.max_tokens)
+        self._prompt.extend(ids)
+        async with aclosing(self._submit(self._handle.answer_params(sampling))) as outputs:
+            async for tokens in answer(outputs):
+                yield tokens
+
+    async def abort(self) -> None:
+        """See `Session.abort`."""
+        await self._handle.llm.abort(self._request_id())
+
+    def _submit(self, params: Any) -> AsyncGenerator[Any, None]:
+        self._requests += 1
+        prompt = self._handle.make_prompt(self._prompt, self._salt)
+        return self._handle.generate(prompt, params, self._request_id())
+
+    def _request_id(self) -> str:
+        return f"{self._id}#{self._requests}"
+
+
+class StreamingInputSession:
+    """Feeds one resumable request; greedy sampling only.
+
+    Args:
+        on_close: called once when the session holds nothing in the engine any more.
+    """
+
+    kind: SessionKind = "streaming-input"
+
+    def __init__(
+        self, handle: VllmHandle, session_id: str, cache_salt: str | None, on_close: Callable[[], None]
+    ) -> None:
+        self._handle = handle
+        self._id = session_id
+        self._salt = cache_salt
+        self._on_close = on_close
+        self._sent = 0
+        self._computed = 0
+        self._chunks = 0
+        self._samples = 0
+        """Sampled tokens received; sample n acknowledges chunk n. Outputs may be merged, so tokens are counted."""
+        self._cached: int | None = None
+        self._input: asyncio.Queue[tuple[Any, bool]] = asyncio.Queue()
+        self._output: asyncio.Queue[Any] = asyncio.Queue()
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens of the chunks that were acknowledged."""
+        return self._computed
+
+    async def append(self, ids: Sequence[int]) -> None:
+        """See `Session.append`."""
+        self._handle.check_prompt(ids, self._sent + len(ids), 1)
+        self._feed(ids, self._handle.append_params(), last=False)
+        count = self._sent
+        while self._samples < self._chunks:
+            self._samples += len((await self._receive()).outputs[0].token_ids)
+        self._computed = count
+
+    async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
+        """See `Session.finalize`. `cached_tokens` is what the first chunk found: vLLM does not count again."""
+        self._handle.check_prompt(ids, self._sent + len(ids), sampling.max_tokens)
+        self._feed(ids, self._handle.answer_params(sampling), last=True)
+        try:
+            async for tokens in answer(self._last_chunk()):
+                yield tokens
+        finally:
+            await self._close()
+
+    async def abort(self) -> None:
+        """See `Session.abort`."""
+        await self._close()
+
+    def _feed(self, ids: Sequence[int], params: Any, *, last: bool) -> None:
+        self._sent += len(ids)
+        self._chunks += 1
+        chunk = self._handle.make_chunk(self._handle.make_prompt(ids, self._salt), params)
+        self._input.put_nowait((chunk, last))
+        if self._pump is None:
+            # A task of its own: cancelling an append must not cancel the request.
+            self._pump = asyncio.create_task(self._run(), name=f"session {self._id}")
+
+    async def _chunks_to_send(self) -> AsyncGenerator[Any, None]:
+        last = False
+        while not last:
+            chunk, last = await self._input.get()
+            yield chunk
+
+    async def _run(self) -> None:
+        params = self._handle.append_params()
+        try:
+            async with aclosing(self._handle.generate(self._chunks_to_send(), params, self._id)) as outputs:
+                async for output in outputs:
+                    self._output.put_nowait(output)
+        except EngineError as error:
+            self._output.put_nowait(error)
+
+    async def _receive(self) -> Any:
+        output = await self._output.get()
+        if isinstance(output, EngineError):
+            raise output
+        if self._cached is None:
+            self._cached = output.num_cached_tokens
+        return output
+
+    async def _last_chunk(self) -> AsyncGenerator[Any, None]:
+        """Outputs of the last chunk, without what is left of the appends' samples."""
+        while True:
+            output = await self._receive()
+            completion = output.outputs[0]
+            surplus = min(len(completion.token_ids), max(0, self._chunks - 1 - self._samples))
+            self._samples += len(completion.token_ids)
+            if self._samples < self._chunks:
+                continue  # the end of an append that had been cancelled
+            completion.token_ids = list(completion.token_ids)[surplus:]
+            output.num_cached_tokens = self._cached
+            yield output
+            if completion.finish_reason is not None:
+                return
+
+    async def _close(self) -> None:
+        if self._pump is not None and not self._pump.done():
+            self._pump.cancel()
+            await asyncio.wait([self._pump])
+        self._output.put_nowait(EngineError("the session was aborted."))  # for whoever still waits
+        self._on_close()
+
+
+async def answer(outputs: AsyncIterator[Any]) -> AsyncIterator[OutputTokens]:
+    """Turn vLLM's outputs of one decoding request into ours.
+
+    Raises:
+        EngineError: vLLM ended the request for another reason than a stop token or its length.
+    """
+    first = True
+    async for output in outputs:
+        completion = output.outputs[0]
+        ids = list(completion.token_ids)
+        reason = completion.finish_reason
+        stop: int | None = None
+        if reason not in (None, "stop", "length"):
+            raise EngineError(f'vLLM ended the request with "{reason}".')
+        if reason == "stop" and ids and ids[-1] == completion.stop_reason:
+            stop = ids.pop()
+        if ids or reason is not None:
+            yield OutputTokens(ids, reason, stop, output.num_cached_tokens if first else None)
+            first = False
+
+
+def engine_error(error: Exception) -> EngineError:
+    """What to tell of an exception that vLLM raised for a request."""
+    if type(error).__name__ == "EngineDeadError":
+        return EngineError("the engine has died.", hint="The worker's log has the reason.")
+    cause = error.__cause__ if type(error).__name__ == "EngineGenerateError" and error.__cause__ else error
+    return EngineError(f"vLLM refused or failed the request: {cause}.")

