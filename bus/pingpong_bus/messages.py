@@ -361,6 +361,8 @@ WorkerMessage = (
 
 
 class SubmitOptions(_Value, frozen=True):
+    """How a chain is run."""
+
     mode: Mode = "auto"
     isolate: bool = False
     """Give every hop a cache salt of its own, so that it finds nothing in any prefix cache."""
@@ -484,6 +486,8 @@ class ChainResult(_Value, frozen=True):
 
 
 class ChainSummary(_Value, frozen=True):
+    """One chain of a `ChainList`."""
+
     id: str
     name: str
     state: ChainState
@@ -495,6 +499,8 @@ class ChainSummary(_Value, frozen=True):
 
 
 class WorkerStatus(_Value, frozen=True):
+    """One worker of a `StatusReply`."""
+
     name: str
     devices: list[str]
     state: Literal["starting", "loading", "ready", "stopping", "dead"]
@@ -534,6 +540,8 @@ class ChainList(_Tagged, frozen=True):
 
 
 class StatusReply(_Tagged, frozen=True):
+    """The daemon, its workers, the slots of its slab, and how many chains are in which state."""
+
     request: int
     instance: str
     version: str

@@ -10,11 +10,13 @@ from typing import TypeVar
 import msgspec
 
 from pingpong_bus.codec import decode_daemon_message, encode
-from pingpong_bus.errors import MessageError, PingpongError, error_from_code
+from pingpong_bus.errors import ChainNotFound, MessageError, PingpongError, error_from_code
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     Accepted,
+    Attach,
     ChainEvent,
+    ChainResult,
     ClientRequest,
     DaemonMessage,
     ErrorReply,
@@ -23,6 +25,9 @@ from pingpong_bus.messages import (
     StatusReply,
 )
 from pingpong_client.transport import Transport, daemon_silent
+
+UNREADABLE_REQUEST = 0
+"""The request number of the daemon's reply to a frame in which it could not find one."""
 
 ENDED_STATES = frozenset({"finished", "failed", "cancelled"})
 
@@ -128,7 +133,7 @@ class Connection:
         finally:
             del self._pending[number]
         if isinstance(reply, ErrorReply):
-            raise error_from_code(reply.code, reply.message, hint=reply.hint, field=reply.field)
+            raise _error_of(reply)
         if not isinstance(reply, expect):
             raise MessageError(
                 f"the daemon answered with {type(reply).__name__} where {expect.__name__} was due.",
@@ -181,27 +186,51 @@ class Connection:
             if message.chain in self._followed:
                 self._followed[message.chain].put_nowait(message)
             return
+        if isinstance(message, ErrorReply) and message.request == UNREADABLE_REQUEST:
+            raise _error_of(message)
         pending = self._pending.get(message.request)
         if pending is None or pending.reply.done():
             return  # it gave up waiting
         # Here and not in `request`: events of the chain may already stand behind this reply.
         if pending.follow and isinstance(message, Accepted):
-            self._followed[message.chain] = Events()
-        elif pending.follow and isinstance(message, Snapshot) and message.result.state not in ENDED_STATES:
-            self._followed[message.result.id] = Events()
+            self._followed.setdefault(message.chain, Events())
+        elif pending.follow and isinstance(message, Snapshot):
+            self._follow_from(message.result)
         pending.reply.set_result(message)
 
+    def _follow_from(self, result: ChainResult) -> None:
+        if result.state not in ENDED_STATES:
+            self._followed.setdefault(result.id, Events())
+        elif (queue := self._followed.get(result.id)) is not None:
+            queue.put_nowait(_ended(result))  # its last event was lost; a second one is not read
+
     async def _ping(self) -> None:
-        """While somebody waits without a limit, notice a daemon that has stopped answering."""
+        """While somebody waits without a limit, notice a daemon that has stopped answering.
+
+        Followed chains are attached to anew: the daemon drops a follower that did not read for long, such as a
+        stopped process, and then sends it nothing more.
+        """
         while self.error is None:
             self._heard = False
             await asyncio.sleep(self._ping_s)
             if self._heard or not self._patient:
                 continue
             try:
-                await self.request(lambda number: GetStatus(request=number, version=PROTOCOL_VERSION), StatusReply)
+                for chain in list(self._followed):
+                    await self._attach_again(chain)
+                if not self._followed:
+                    await self.request(lambda number: GetStatus(request=number, version=PROTOCOL_VERSION), StatusReply)
             except PingpongError as error:
                 self._fail(error)
+
+    async def _attach_again(self, chain: str) -> None:
+        try:
+            await self.request(
+                lambda number: Attach(request=number, version=PROTOCOL_VERSION, chain=chain), Snapshot, follow=True
+            )
+        except ChainNotFound as error:
+            if chain in self._followed:
+                self._followed[chain].put_nowait(error)
 
     def _fail(self, error: PingpongError) -> None:
         if self.error is not None:
@@ -212,3 +241,12 @@ class Connection:
                 pending.reply.set_exception(error)
         for queue in self._followed.values():
             queue.put_nowait(error)
+
+
+def _error_of(reply: ErrorReply) -> PingpongError:
+    return error_from_code(reply.code, reply.message, hint=reply.hint, field=reply.field)
+
+
+def _ended(result: ChainResult) -> ChainEvent:
+    data = {"state": result.state, "error": result.error}
+    return ChainEvent(chain=result.id, kind="ended", at_ms=result.e2e_ms or 0.0, data=data)

@@ -57,7 +57,10 @@ class SilentView:
 
 
 class PlainView:
-    """Writes each agent's text once it is complete, in the order in which agents finish."""
+    """Writes each agent's text once it is complete, in the order in which agents finish.
+
+    An agent of which events were lost is left out; `shown` names those that were written.
+    """
 
     def __init__(self, progress: ChainProgress, stream: TextIO) -> None:
         self._progress = progress
@@ -77,7 +80,7 @@ class PlainView:
             self._write(agent)
 
     def _write(self, agent: AgentProgress) -> None:
-        if agent.name not in self.shown:
+        if agent.name not in self.shown and agent.has_all_text:
             self.shown.add(agent.name)
             self._stream.write(agent_block(agent.name, agent.text))
             self._stream.flush()
@@ -148,7 +151,7 @@ def agent_block(name: str, text: str) -> str:
 
 def _agent_line(agent: AgentProgress, width: int, name_cells: int) -> Text:
     rate = f"{agent.rate:,.1f} tok/s" if agent.rate is not None and agent.phase != "waiting" else ""
-    name = clip(agent.name, name_cells)
+    name = clip(clean(agent.name, lines=False), name_cells)
     left = f"{name}{' ' * (name_cells - cell_len(name))}  "
     phase = f"{_phase(agent):<{_PHASE_CELLS}}  "
     middle = f"{rate:>{_RATE_CELLS}}  "
@@ -164,7 +167,8 @@ def _agent_line(agent: AgentProgress, width: int, name_cells: int) -> Text:
 
 def _phase(agent: AgentProgress) -> str:
     if agent.phase == "reading":
-        return f"reading {agent.read:,}/{agent.prompt_tokens:,} tokens"
+        total = f"/{agent.prompt_tokens:,}" if agent.prompt_tokens > agent.read else ""
+        return f"reading {agent.read:,}{total} tokens"
     if agent.phase == "writing":
         return f"writing {agent.written:,} tokens"
     if agent.phase == "finished":

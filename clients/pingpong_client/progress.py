@@ -26,11 +26,18 @@ class AgentProgress:
     """Length of the prompt; while it still grows, a lower bound."""
     written: int = 0
     """Output tokens."""
+    received: int = 0
+    """Output tokens whose events have come."""
     text: str = ""
     opened_ms: float | None = None
     first_token_ms: float | None = None
     last_ms: float | None = None
     """Of the last read or written token."""
+
+    @property
+    def has_all_text(self) -> bool:
+        """Whether no event was lost, so that `text` is the whole text once the agent has finished."""
+        return self.received == self.written
 
     @property
     def rate(self) -> float | None:
@@ -127,7 +134,8 @@ def _apply_to_agent(agent: AgentProgress, event: ChainEvent) -> None:
         agent.written = max(agent.written, 1)
     elif event.kind == "tokens":
         agent.text += data.get("text", "")
-        agent.written = data.get("output_tokens", agent.written + len(data.get("ids", ())))
+        agent.received += len(data.get("ids", ()))
+        agent.written = data.get("output_tokens", agent.received)
         agent.last_ms = event.at_ms
     elif event.kind == "agent_finished":
         agent.phase = "finished"
@@ -144,6 +152,7 @@ def _agent_of(result: AgentResult) -> AgentProgress:
         read=result.prompt_tokens if writes else sent,
         prompt_tokens=max(result.prompt_tokens, sent),
         written=result.output_tokens,
+        received=result.output_tokens,
         text=result.text,
         opened_ms=result.opened_ms,
         first_token_ms=result.first_token_ms,

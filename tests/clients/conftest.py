@@ -1,0 +1,343 @@
+"""A daemon that only talks: behind a fake transport, or on a real socket."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from pingpong_bus.chain import Agent, Chain
+from pingpong_bus.codec import decode_client_request, encode
+from pingpong_bus.errors import ChainNotFound, DaemonUnavailable, PingpongError
+from pingpong_bus.messages import (
+    Accepted,
+    AgentResult,
+    Attach,
+    Cancel,
+    ChainEvent,
+    ChainList,
+    ChainResult,
+    ChainSummary,
+    ClientRequest,
+    DaemonMessage,
+    Done,
+    EngineLimits,
+    ErrorReply,
+    GetResult,
+    GetStatus,
+    ListChains,
+    ResetCaches,
+    ResultReply,
+    Snapshot,
+    StatusReply,
+    Submit,
+    WorkerStatus,
+)
+from pingpong_client import AsyncClient
+from pingpong_client.certificate import digest
+from pingpong_client.cli import COMMANDS, build_parser
+from pingpong_client.commands.context import Context
+
+
+class FakeDaemon:
+    """Answers every request; a chain's agents write fixed texts. Tests bend it through its attributes."""
+
+    def __init__(self) -> None:
+        self.requests: list[ClientRequest] = []
+        self.results: dict[str, ChainResult] = {}
+        self.refuse: dict[type, PingpongError] = {}
+        self.silent: set[type] = set()
+        self.hold = False
+        """Whether chains stay unfinished until `finish`."""
+        self.edit: Callable[[Submit, ChainResult], ChainResult] = lambda submit, result: result
+        """Changes a result before it is kept."""
+        self.drop_events = False
+        self.send_frame: Callable[[bytes], None] = lambda frame: None
+        """To the client that asked last."""
+
+    def send(self, message: DaemonMessage) -> None:
+        self.send_frame(encode(message))
+
+    def handle(self, request: ClientRequest) -> None:
+        self.requests.append(request)
+        if type(request) in self.silent:
+            return
+        try:
+            if (error := self.refuse.get(type(request))) is not None:
+                raise error
+            self._answer(request)
+        except PingpongError as error:
+            self.send(
+                ErrorReply(
+                    request=request.request, code=error.code, message=error.message, hint=error.hint, field=error.field
+                )
+            )
+
+    def finish(self, chain_id: str) -> None:
+        result = self.results[chain_id]
+        for event in events_of(result):
+            if not self.drop_events:
+                self.send(event)
+
+    def _answer(self, request: ClientRequest) -> None:
+        number = request.request
+        if isinstance(request, Submit):
+            chain_id = f"c{len(self.results)}"
+            self.results[chain_id] = self.edit(request, result_of(chain_id, request))
+            self.send(Accepted(request=number, chain=chain_id))
+            if not self.hold and request.follow:
+                self.finish(chain_id)
+        elif isinstance(request, Attach):
+            result = self._find(request.chain)
+            if self.hold:
+                agents = [AgentResult(name=agent.name) for agent in result.agents]
+                result = msgspec.structs.replace(result, state="running", agents=agents)
+            self.send(Snapshot(request=number, result=result))
+        elif isinstance(request, ListChains):
+            chains = [
+                ChainSummary(
+                    id=result.id,
+                    name=result.name,
+                    state=result.state,
+                    placement=result.placement,
+                    agents=len(result.agents),
+                    finished_agents=len(result.agents),
+                    age_s=3723.0,
+                    e2e_ms=result.e2e_ms,
+                )
+                for result in self.results.values()
+            ]
+            self.send(ChainList(request=number, chains=chains))
+        elif isinstance(request, GetStatus):
+            self.send(status_of(number, len(self.results)))
+        elif isinstance(request, GetResult):
+            result = self._find(request.chain)
+            if not request.prompt_ids:
+                bare = [msgspec.structs.replace(agent, prompt_ids=None) for agent in result.agents]
+                result = msgspec.structs.replace(result, agents=bare)
+            self.send(ResultReply(request=number, result=result))
+        elif isinstance(request, Cancel):
+            result = self._find(request.chain)
+            self.results[request.chain] = msgspec.structs.replace(result, state="cancelled")
+            self.send(Done(request=number))
+        elif isinstance(request, ResetCaches):
+            self.send(Done(request=number))
+
+    def _find(self, chain_id: str) -> ChainResult:
+        if chain_id not in self.results:
+            raise ChainNotFound(f'there is no chain "{chain_id}".', hint="See `pingpong-client list`.")
+        return self.results[chain_id]
+
+
+def result_of(chain_id: str, submit: Submit) -> ChainResult:
+    agents = [
+        AgentResult(
+            name=agent.name,
+            state="finished",
+            text=f"text of {agent.name}",
+            output_ids=[index, 7],
+            prompt_tokens=3,
+            output_tokens=2,
+            finish_reason="stop",
+            stop_token=2,
+            ttft_ms=12.5,
+            total_ms=1250.0,
+            worker="w0",
+            session="prefix-cache",
+            prompt_ids=[1, 2, index],
+            prompt_digest=digest([1, 2, index]),
+        )
+        for index, agent in enumerate(submit.chain.agents)
+    ]
+    mode = submit.options.mode
+    placement = "ping-pong" if mode == "auto" else mode
+    return ChainResult(
+        id=chain_id, name=submit.chain.name, state="finished", placement=placement, e2e_ms=2500.0, agents=agents
+    )
+
+
+def events_of(result: ChainResult) -> list[ChainEvent]:
+    events = [ChainEvent(chain=result.id, kind="started", at_ms=0.1, data={"placement": result.placement, "why": ""})]
+    for agent in result.agents:
+
+        def event(kind: str, at_ms: float, name: str = agent.name, **data: object) -> ChainEvent:
+            return ChainEvent(chain=result.id, kind=kind, at_ms=at_ms, agent=name, data=data)
+
+        events += [
+            event("opened", 1.0, worker="w0"),
+            event("reading", 5.0, sent=3),
+            event("finalized", 6.0, prompt_tokens=3),
+            event("writing", 10.0, cached_tokens=0, ttft_ms=9.0),
+            event("tokens", 20.0, ids=agent.output_ids, text=agent.text, output_tokens=2),
+            event("agent_finished", 21.0, finish_reason="stop", output_tokens=2, total_ms=20.0),
+        ]
+    ended = {"state": result.state, "error": result.error}
+    return [*events, ChainEvent(chain=result.id, kind="ended", at_ms=22.0, data=ended)]
+
+
+def status_of(number: int, chains: int) -> StatusReply:
+    limits = EngineLimits(
+        engine="simulated 1", model="timing", max_model_len=4096, vocabulary_size=4096, block_size=16, kv_tokens=65536,
+        max_num_seqs=64, dtype="float32",
+    )  # fmt: skip
+    workers = [
+        WorkerStatus(
+            name=f"w{at}", devices=[f"cpu:{at}"], state="ready", stage="", pid=100 + at, hops=0, limits=limits,
+            rss_bytes=64 * 2**20, output_tokens=1234,
+        )
+        for at in range(2)
+    ]  # fmt: skip
+    return StatusReply(
+        request=number, instance="default", version="0.1.0", pid=99, uptime_s=75.0, state="ready", slots_free=60,
+        slots_total=64, slot_capacity=4096, workers=workers, chains={"finished": chains},
+    )  # fmt: skip
+
+
+class FakeTransport:
+    """Hands frames to a FakeDaemon and back, without a socket."""
+
+    def __init__(self, daemon: FakeDaemon) -> None:
+        self._daemon = daemon
+        self._frames: asyncio.Queue[bytes | PingpongError] = asyncio.Queue()
+        self.peer = "/fake/control.sock"
+        self.closed = False
+
+    async def open(self) -> None:
+        self._daemon.send_frame = self._frames.put_nowait
+
+    async def send(self, frame: bytes) -> None:
+        self._daemon.handle(decode_client_request(frame))
+
+    async def receive(self) -> bytes:
+        frame = await self._frames.get()
+        if isinstance(frame, PingpongError):
+            raise frame
+        return frame
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def lose(self) -> None:
+        self._frames.put_nowait(DaemonUnavailable("the daemon went away."))
+
+
+class Link:
+    """A fake daemon, and clients that reach it by fake transports."""
+
+    def __init__(self, daemon: FakeDaemon) -> None:
+        self.daemon = daemon
+        self.transports: list[FakeTransport] = []
+
+    def transport(self, path: Path) -> FakeTransport:
+        transport = FakeTransport(self.daemon)
+        self.transports.append(transport)
+        return transport
+
+    def client(self, **settings: float) -> AsyncClient:
+        return AsyncClient("/fake", transport=self.transport, **settings)
+
+    async def command(self, *words: str, stdin: bytes = b"", terminal: bool = False) -> CommandOutcome:
+        """Run a command of the command line in this process."""
+        args: argparse.Namespace = build_parser().parse_args(words)
+        stdout, stderr = (Terminal() if terminal else io.StringIO()), io.StringIO()
+        context = Context(args, io.BytesIO(stdin), stdout, stderr, connect=self.client)
+        error: PingpongError | None = None
+        try:
+            code = await COMMANDS[args.command].run(context)
+        except PingpongError as raised:
+            code, error = raised.exit_code, raised
+        return CommandOutcome(code, stdout.getvalue(), stderr.getvalue(), error)
+
+
+class CommandOutcome(msgspec.Struct):
+    code: int
+    out: str
+    err: str
+    error: PingpongError | None
+
+
+class Terminal(io.StringIO):
+    """Looks like a terminal to whoever asks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def daemon() -> FakeDaemon:
+    return FakeDaemon()
+
+
+@pytest.fixture
+def link(daemon: FakeDaemon) -> Link:
+    return Link(daemon)
+
+
+@pytest.fixture
+def chain() -> Chain:
+    return Chain(
+        name="two",
+        agents=[Agent(name="writer", prompt="About {{input.topic}}."), Agent(name="critic", prompt="Read {{writer}}.")],
+        inputs={"topic": "tides"},
+    )
+
+
+@pytest.fixture
+def chain_file(chain: Chain, tmp_path: Path) -> Path:
+    path = tmp_path / "chain.json"
+    path.write_bytes(msgspec.json.encode(chain))
+    return path
+
+
+@asynccontextmanager
+async def served(daemon: FakeDaemon, path: Path) -> AsyncIterator[zmq.asyncio.Socket]:
+    """A fake daemon on a real socket, for one client at a time."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.linger = 0
+    socket.bind(f"ipc://{path}")
+    peer = b""
+
+    def send_frame(frame: bytes) -> None:
+        zmq.Socket.send_multipart(socket, [peer, frame])
+
+    async def serve() -> None:
+        nonlocal peer
+        while True:
+            peer, frame = await socket.recv_multipart()
+            daemon.send_frame = send_frame
+            daemon.handle(decode_client_request(frame))
+
+    task = asyncio.create_task(serve())
+    try:
+        yield socket
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        socket.close()
+        context.term()
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the condition is another's, and sets no event
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], object]:
+    """Wait for a condition, 20 s at most."""
+    return _until
+
+
+@pytest.fixture
+def serving(daemon: FakeDaemon) -> Callable[[Path], object]:
+    return lambda path: served(daemon, path)

@@ -1,0 +1,136 @@
+"""The comparison of two runs: every kind of difference is seen, and nothing else."""
+
+import hashlib
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pingpong_bus.errors import NotEqual
+from pingpong_bus.messages import AgentResult, ChainResult
+from pingpong_client.certificate import (
+    Certificate,
+    Difference,
+    certificate_lines,
+    compare_agents,
+    compare_runs,
+    describe,
+    digest,
+)
+
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=30)
+
+
+def agent(prompt, output, **fields):
+    values = {
+        "name": "writer",
+        "state": "finished",
+        "prompt_ids": prompt,
+        "prompt_digest": digest(prompt),
+        "output_ids": output,
+        "finish_reason": "stop",
+        "stop_token": 2,
+    }
+    return AgentResult(**(values | fields))
+
+
+@given(IDS)
+def test_the_digest_is_sha256_over_little_endian_words(ids):
+    assert digest(ids) == hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()
+
+
+@given(IDS, IDS)
+def test_equal_runs_are_equal(prompt, output):
+    found = compare_agents(agent(prompt, output), agent(prompt, output))
+    assert found.equal
+    assert found.difference is None
+    assert (found.prompt_tokens, found.output_tokens) == (len(prompt), len(output))
+
+
+@given(IDS, IDS, st.sampled_from(["prompt", "output"]))
+def test_the_first_difference_is_named(ours, theirs, where):
+    pair = [agent([1], ids) if where == "output" else agent(ids, [1]) for ids in (ours, theirs)]
+    found = compare_agents(*pair)
+    if ours == theirs:
+        assert found.equal
+        return
+    difference = found.difference
+    assert not found.equal
+    assert difference.where == where
+    at = difference.index
+    assert ours[:at] == theirs[:at]
+    assert ours[at : at + 1] == ([] if difference.serial is None else [difference.serial])
+    assert theirs[at : at + 1] == ([] if difference.read_ahead is None else [difference.read_ahead])
+    assert difference.serial != difference.read_ahead
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"stop_token": 3}, "stop token"),
+        ({"stop_token": None}, "stop token"),
+        ({"finish_reason": "length"}, "finish reason"),
+        ({"prompt_digest": "0" * 64}, "prompt digest"),
+        ({"prompt_ids": None}, "prompt digest"),
+    ],
+)
+def test_what_ids_alone_do_not_show(change, where):
+    one, other = agent([1, 2], [3]), agent([1, 2], [3], **change)
+    assert compare_agents(one, other).difference.where == where
+    assert compare_agents(other, one).difference.where == where
+
+
+def test_a_digest_that_is_wrong_on_both_sides_is_a_difference():
+    # The engine was given something else than the daemon says, twice alike.
+    wrong = agent([1, 2], [3], prompt_digest=digest([1, 9]))
+    assert not compare_agents(wrong, wrong).equal
+
+
+def certificate(*outputs):
+    def run(output):
+        return ChainResult(id="x", name="n", state="finished", e2e_ms=1000.0, agents=[agent([1], output)])
+
+    runs = [compare_runs(run([5]), run(output)) for output in outputs]
+    equal = sum(pair.equal for pair in runs)
+    return Certificate(
+        chain="n",
+        verdict="equal" if equal == len(runs) else "different",
+        pairs=len(runs),
+        equal_pairs=equal,
+        daemon="1",
+        engines=["e"],
+        models=["m"],
+        dtypes=["float32"],
+        sessions=["prefix-cache"],
+        runs=runs,
+    )
+
+
+def test_check_names_run_agent_and_token():
+    certificate([5], [5]).check()
+    with pytest.raises(NotEqual) as caught:
+        certificate([5], [6]).check()
+    assert str(caught.value) == (
+        "run 2, agent writer: output token 0 is 5 in series and 6 read ahead. 1 of 2 runs were equal."
+    )
+    assert caught.value.exit_code == 3
+
+
+def test_the_table_fits_and_says_all():
+    lines = certificate_lines(certificate([5], [5, 6]), width=80)
+    text = "\n".join(lines)
+    assert all(len(line) <= 80 for line in lines)
+    for word in ("float32", "isolated", "prefix-cache", "DIFFERENT", "different: 1 of 2 runs equal", digest([5])[:12]):
+        assert word in text
+
+
+def test_it_survives_json():
+    made = certificate([5], [6])
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Certificate) == made
+
+
+def test_a_missing_token_in_words():
+    difference = Difference(where="output", index=3, serial=None, read_ahead=9)
+    assert describe(difference) == "output token 3 is nothing in series and 9 read ahead"
