@@ -1,13 +1,36 @@
-"""Prompts: from a chain's texts to token ids, cut where outputs of earlier agents belong."""
+"""Prompts: from a chain's texts to token ids, cut where outputs of earlier agents belong.
+
+A prompt is tokenized part by part: the chat template's text with its control tokens, everything else without, so
+that `<|im_end|>` in a user's text, an input or an output stays text. Outputs are not tokenized at all: their ids stand
+in the prompt as they were sampled. So the ids may differ from those of the whole text tokenized at once, where a token
+would have spanned two parts; `PromptCodec.join` gives the latter, for `prompt_token_match` and for templates that
+cannot be cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pingpong_bus.chain import Chain
-from pingpong_bus.messages import JoinedPrompt, PreparedAgent
-from pingpong_worker.text import TextCodec
+from pingpong_bus.chain import (
+    Chain,
+    IdsPart,
+    OutputPart,
+    Part,
+    RenderedMessage,
+    TextPart,
+    merge_text,
+    raw_parts,
+    rendered_messages,
+)
+from pingpong_bus.errors import ChainError, ConfigError
+from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, PreparedAgent, Segment
+from pingpong_worker.text import DecodeStream, TextCodec, WindowDecodeStream
+
+if TYPE_CHECKING:  # both come with an engine, and the simulated one needs neither
+    from pingpong_worker.chat_template import ChatTemplate, Layout
 
 
 class PromptCodec(TextCodec, Protocol):
@@ -35,10 +58,212 @@ class PromptCodec(TextCodec, Protocol):
         """The ids of a prompt tokenized as one text.
 
         Args:
-            joined: the prompt.
+            joined: the prompt. Of a `raw_prompt`, its one message holds the parts that `raw_parts` gives.
             outputs: the whole output of every agent it reads, by index in the chain.
 
         Raises:
             ChainError: the template refuses these texts.
         """
         ...
+
+
+class Prompts:
+    """The `PromptCodec` of a Hugging Face model.
+
+    - `prompt` and `messages` are rendered by the chat template, with the generation prompt after them. A BOS stands
+      where the template writes one, and nowhere else.
+    - `raw_prompt` is the text as it is. Control tokens count in what the chain itself says there, since its author
+      takes the template's place, and neither in input values nor in outputs. No BOS is added.
+    - `prompt_ids` are passed through.
+
+    Args:
+        tokenizer: what transformers loads: a fast tokenizer, with or without a chat template.
+        eos_ids: ids that end an answer, besides the tokenizer's own.
+
+    Raises:
+        ConfigError: the tokenizer is not a fast one, or its chat template cannot be read.
+    """
+
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int] = ()) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ConfigError(
+                "the model has no fast tokenizer (tokenizer.json).", field="model", hint="Choose a model that has one."
+            )
+        from pingpong_worker.prompt_tokenizer import PromptTokenizer
+
+        self._tokenizer = PromptTokenizer(tokenizer.backend_tokenizer.to_str())
+        self._template = _chat_template(tokenizer, self._tokenizer.control_tokens)
+        parameters = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._reserved = frozenset(parameters) - {"tools", "documents", "kwargs"} | {"messages"}
+        """Variables of the template that are not the user's to set."""
+        own = tokenizer.eos_token_id
+        self._eos_ids = frozenset(eos_ids) | (frozenset() if own is None else frozenset((own,)))
+
+    @classmethod
+    def load(cls, model: str | Path) -> Prompts:
+        """Load a model's tokenizer.
+
+        Args:
+            model: a folder, or a name that transformers finds.
+
+        Raises:
+            ConfigError: there is none, or none that can be used.
+        """
+        from transformers import AutoTokenizer, GenerationConfig  # takes seconds
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(model))
+        except (OSError, ValueError) as error:
+            first_line = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f'the tokenizer of "{model}" cannot be loaded: {first_line}',
+                field="model",
+                hint="Give the name of a Hugging Face model, or a folder that holds one.",
+            ) from error
+        try:
+            eos = GenerationConfig.from_pretrained(str(model)).eos_token_id
+        except OSError:  # many models have no such file
+            eos = None
+        return cls(tokenizer, eos if isinstance(eos, list) else [] if eos is None else [eos])
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """See `PromptCodec`."""
+        return self._eos_ids
+
+    def prepare(self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int) -> list[PreparedAgent]:
+        """See `PromptCodec`."""
+        return [self._prepare(chain, index, inputs, limits_vocabulary) for index in range(len(chain.agents))]
+
+    def join(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
+        """See `PromptCodec`."""
+        texts: dict[int, str] = {}
+        for agent, ids in outputs.items():
+            stream = self.decode_stream()
+            texts[agent] = stream.step(ids) + stream.finish()
+
+        def fill(part: TextPart | OutputPart) -> TextPart | OutputPart:
+            return TextPart(texts[part.agent]) if isinstance(part, OutputPart) else part
+
+        messages = [RenderedMessage(message.role, list(map(fill, message.parts))) for message in joined.messages]
+        if joined.agent.raw_prompt is not None:
+            parts: Sequence[TextPart | OutputPart] = messages[0].parts
+        else:
+            template = self._require_template(f'agent "{joined.agent.name}"')
+            parts = template.lay_out(messages, joined.agent.chat_template_kwargs).parts
+        segments = self._segments(merge_text(parts))
+        return [token for segment in segments if isinstance(segment, Literals) for token in segment.ids]
+
+    def decode_stream(self) -> DecodeStream:
+        """See `TextCodec`."""
+        return WindowDecodeStream(self._tokenizer.decode, self._tokenizer.silent)
+
+    def encode_text(self, text: str) -> list[int]:
+        """See `TextCodec`."""
+        return self._tokenizer.plain(text)
+
+    def _prepare(self, chain: Chain, index: int, inputs: dict[str, str], vocabulary: int) -> PreparedAgent:
+        agent = chain.agents[index]
+        note = ""
+        if agent.prompt_ids is not None:
+            field = f"agents[{index}].prompt_ids"
+            check_ids(chain, index, vocabulary)
+            segments = self._segments(raw_parts(chain, index, inputs))
+        elif agent.raw_prompt is not None:
+            field = f"agents[{index}].raw_prompt"
+            segments = self._segments(raw_parts(chain, index, inputs))
+        else:
+            field = f"agents[{index}].{'prompt' if agent.messages is None else 'messages'}"
+            layout = self._lay_out(chain, index, inputs, field)
+            segments = self._segments(layout.parts)
+            note = layout.obstacle if any(isinstance(segment, OutputOf) for segment in segments) else ""
+        if not segments:
+            raise ChainError("the prompt has no tokens.", field=field, hint="Write what the agent shall do.")
+        return PreparedAgent(segments=segments, joined=bool(note), note=note)
+
+    def _lay_out(self, chain: Chain, index: int, inputs: dict[str, str], field: str) -> Layout:
+        agent = chain.agents[index]
+        template = self._require_template(field)
+        for name in agent.chat_template_kwargs:
+            if name in self._reserved:
+                raise ChainError(
+                    f'"{name}" is not a variable that a chain can set.',
+                    field=f"agents[{index}].chat_template_kwargs.{name}",
+                    hint="Leave it out.",
+                )
+        messages = rendered_messages(chain, index, inputs)
+        if messages[-1].role == "assistant":
+            raise ChainError(
+                "the last message is the assistant's, whose turn comes after it.",
+                field=field,
+                hint="End with a message of role user, or write the whole prompt as raw_prompt.",
+            )
+        try:
+            return template.lay_out(messages, agent.chat_template_kwargs)
+        except ChainError as error:
+            raise ChainError(error.message, field=field, hint=error.hint) from error
+
+    def _require_template(self, field: str) -> ChatTemplate:
+        if self._template is None:
+            raise ChainError(
+                "the model has no chat template.", field=field, hint="Write the prompt as raw_prompt, or as prompt_ids."
+            )
+        return self._template
+
+    def _segments(self, parts: Iterable[Part]) -> list[Segment]:
+        """Tokenize each part on its own; neighbouring ids become one segment."""
+        segments: list[Segment] = []
+        literal: list[int] = []
+        for at, part in enumerate(parts):
+            match part:
+                case TextPart(text, control=True):
+                    literal += self._tokenizer.control(text, first=at == 0)
+                case TextPart(text):
+                    literal += self._tokenizer.plain(text)
+                case IdsPart(ids):
+                    literal += ids
+                case OutputPart(agent):
+                    if literal:
+                        segments.append(Literals(ids=literal))
+                        literal = []
+                    segments.append(OutputOf(agent=agent))
+        if literal:
+            segments.append(Literals(ids=literal))
+        return segments
+
+
+def check_ids(chain: Chain, index: int, limits_vocabulary: int) -> None:
+    """Check an agent's `prompt_ids` against the vocabulary.
+
+    Raises:
+        ChainError: naming the first id that the engine does not know.
+    """
+    for at, item in enumerate(chain.agents[index].prompt_ids or []):
+        if isinstance(item, int) and item >= limits_vocabulary:
+            raise ChainError(
+                f"{item} is no token of this model, whose vocabulary has {limits_vocabulary}.",
+                field=f"agents[{index}].prompt_ids[{at}]",
+                hint="Tokenize with the model's own tokenizer.",
+            )
+
+
+def _chat_template(tokenizer: Any, control_tokens: Iterable[str]) -> ChatTemplate | None:
+    from jinja2 import TemplateSyntaxError
+
+    from pingpong_worker.chat_template import ChatTemplate
+
+    if not tokenizer.chat_template:
+        return None
+    variants = tokenizer.chat_template
+    source = "".join(variants.values()) if isinstance(variants, dict) else variants
+
+    def render(messages: list[dict[str, str]], kwargs: Mapping[str, Any]) -> str:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs)
+        return text
+
+    try:
+        return ChatTemplate(render, source, control_tokens)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the model's chat template cannot be read: {error}.", field="model", hint="Choose another model."
+        ) from error

@@ -1,0 +1,89 @@
+"""Tokenizing parts of a prompt: control tokens where they belong, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenizers import Tokenizer
+
+
+class PromptTokenizer:
+    """A tokenizer for texts that are parts of a larger one.
+
+    Args:
+        definition: a tokenizer.json.
+    """
+
+    def __init__(self, definition: str) -> None:
+        inner = _without_prefix(json.loads(definition))
+        self._first = _load(definition)
+        self._inner = _load(inner)
+        self._plain = _load(inner)
+        self._plain.encode_special_tokens = True
+        special = {
+            token: added.content for token, added in self._first.get_added_tokens_decoder().items() if added.special
+        }
+        self.silent = frozenset(special)
+        """Ids of special tokens: they give no text."""
+        # What stands for characters that the vocabulary lacks is no control token, though it may be special.
+        model = json.loads(definition)["model"]
+        unknown = {model.get("unk_id"), self._first.token_to_id(model.get("unk_token") or "")}
+        self._control_ids = frozenset(special) - unknown
+        self.control_tokens = [content for content in special.values() if content]
+        """The special tokens as text."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids; ids beyond the vocabulary give none."""
+        text: str = self._first.decode(ids, skip_special_tokens=True)
+        return text
+
+    def control(self, text: str, *, first: bool) -> list[int]:
+        """Ids of text in which control tokens count; `first` where it begins the prompt. No BOS is added."""
+        ids: list[int] = (self._first if first else self._inner).encode(text, add_special_tokens=False).ids
+        return ids
+
+    def plain(self, text: str) -> list[int]:
+        """Ids of text in which no control token counts, whatever it says."""
+        ids: list[int] = []
+        waiting = [text]
+        while waiting:
+            piece = waiting.pop()
+            encoded = self._plain.encode(piece, add_special_tokens=False)
+            if self._control_ids.isdisjoint(encoded.ids):
+                ids += encoded.ids
+            elif len(piece) > 1:
+                # Some vocabularies spell control tokens among their ordinary words. Take the word apart.
+                at = next(at for at, token in enumerate(encoded.ids) if token in self._control_ids)
+                cut = min(encoded.offsets[at][0] + 1, len(piece) - 1)
+                waiting += [piece[cut:], piece[:cut]]
+            else:
+                ids += [token for token in encoded.ids if token not in self._control_ids]
+        return ids
+
+
+def _load(definition: str) -> Any:
+    tokenizer = Tokenizer.from_str(definition)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _without_prefix(definition: dict[str, Any]) -> str:
+    """The tokenizer without the space that some put before a text: a part in the middle of a prompt has none."""
+    definition["normalizer"] = _strip(definition.get("normalizer"))
+    definition["pre_tokenizer"] = _strip(definition.get("pre_tokenizer"))
+    return json.dumps(definition)
+
+
+def _strip(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    if step is None or step["type"] == "Prepend":
+        return None
+    if step["type"] == "Sequence":
+        key = "normalizers" if "normalizers" in step else "pretokenizers"
+        return {**step, key: [kept for kept in map(_strip, step[key]) if kept is not None]}
+    if step["type"] == "Metaspace":
+        return {**step, "prepend_scheme": "never"}
+    if step["type"] == "ByteLevel":
+        return {**step, "add_prefix_space": False}
+    return step
