@@ -75,6 +75,7 @@ class Subscriber:
         except zmq.ZMQError as error:
             raise BusError(f"The doorbell {endpoint!r} cannot be reached: {error}.") from error
         self._endpoints.add(endpoint)
+        self._drain_soon()
 
     async def follow(self, stream: StreamRef, start: int = 0) -> AsyncGenerator[LogView, None]:
         """Every new batch of a log's tokens, from index `start` on.
@@ -130,8 +131,7 @@ class Subscriber:
         watches = self._watches.setdefault((stream.slot, stream.generation), set())
         if not watches:
             self._socket.subscribe(bell_topic(stream.slot, stream.generation))
-            # The descriptor is edge-triggered, and any call on the socket may swallow its edge.
-            self._loop.call_soon(self._drain)
+            self._drain_soon()
         watches.add(watch)
         if self._sweep_timer is None:
             self._sweep_timer = self._loop.call_later(SWEEP_SECONDS, self._sweep)
@@ -145,6 +145,7 @@ class Subscriber:
             del self._watches[key]
             if not self._closed:
                 self._socket.unsubscribe(bell_topic(*key))
+                self._drain_soon()
 
     async def _sleep(self, watch: _Watch) -> None:
         if self._closed:
@@ -190,6 +191,10 @@ class Subscriber:
                 self.ring(chunk.slot, chunk.generation)
             else:
                 self.garbage_frames += 1
+        self._drain_soon()
+
+    def _drain_soon(self) -> None:
+        """The socket's descriptor is edge-triggered, and any call on the socket may swallow its edge."""
         if self._loop is not None:
             self._loop.call_soon(self._drain)
 
