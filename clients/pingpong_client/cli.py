@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from pingpong_bus.errors import PingpongError, UsageError
@@ -45,6 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; expected faults are one line on standard error."""
+    _open_closed_streams()
     try:
         args = build_parser().parse_args(arguments)
         context = Context(
@@ -70,14 +72,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each takes the options that name the daemon before or after its name."""
-    parser = _Parser(prog="pingpong-client", description="Run chains of agents on a pingpongd daemon.")
+    parser = _Parser(
+        prog="pingpong-client", description="Run chains of agents on a pingpongd daemon.", allow_abbrev=False
+    )
     _add_daemon_options(parser, default=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        sub = commands.add_parser(name, help=command.HELP, description=command.HELP)
+        sub = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
         _add_daemon_options(sub, default=argparse.SUPPRESS)
         command.add_arguments(sub)
     return parser
+
+
+def _open_closed_streams() -> None:
+    """A shell may have closed any of the three; Python then has None in their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))
 
 
 async def _run(command: Command, context: Context) -> int:

@@ -87,6 +87,12 @@ class FakeDaemon:
             if not self.drop_events:
                 self.send(event)
 
+    def finish_agent(self, chain_id: str, index: int) -> None:
+        result = self.results[chain_id]
+        for event in events_of(result):
+            if event.agent == result.agents[index].name:
+                self.send(event)
+
     def _answer(self, request: ClientRequest) -> None:
         number = request.request
         if isinstance(request, Submit):
@@ -247,14 +253,14 @@ class Link:
     async def command(self, *words: str, stdin: bytes = b"", terminal: bool = False) -> CommandOutcome:
         """Run a command of the command line in this process."""
         args: argparse.Namespace = build_parser().parse_args(words)
-        stdout, stderr = (Terminal() if terminal else io.StringIO()), io.StringIO()
-        context = Context(args, io.BytesIO(stdin), stdout, stderr, connect=self.client)
+        self.stdout, self.stderr = (Terminal() if terminal else io.StringIO()), io.StringIO()
+        context = Context(args, io.BytesIO(stdin), self.stdout, self.stderr, connect=self.client)
         error: PingpongError | None = None
         try:
             code = await COMMANDS[args.command].run(context)
         except PingpongError as raised:
             code, error = raised.exit_code, raised
-        return CommandOutcome(code, stdout.getvalue(), stderr.getvalue(), error)
+        return CommandOutcome(code, self.stdout.getvalue(), self.stderr.getvalue(), error)
 
 
 class CommandOutcome(msgspec.Struct):
@@ -328,7 +334,7 @@ async def served(daemon: FakeDaemon, path: Path) -> AsyncIterator[zmq.asyncio.So
 
 async def _until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the condition is another's, and sets no event
+        while not condition():
             await asyncio.sleep(0.001)
 
 

@@ -1,0 +1,381 @@
+"""Every command, run in this process against a fake daemon."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+
+from pingpong_bus.chain import json_schema
+from pingpong_bus.errors import (
+    ChainError,
+    ChainFailed,
+    ChainNotFound,
+    DaemonUnavailable,
+    NotEqual,
+    Overloaded,
+    UsageError,
+)
+from pingpong_bus.messages import Attach, Cancel, ChainResult, GetResult, Submit
+
+
+def submits(daemon):
+    return [request for request in daemon.requests if isinstance(request, Submit)]
+
+
+# ------------------------------------------------------------------------------------------------------------- submit
+
+
+async def test_submit_prints_texts_and_figures(link, chain_file):
+    outcome = await link.command("submit", str(chain_file))
+    assert outcome.code == 0
+    assert outcome.out.startswith("== writer ==\ntext of writer\n\n== critic ==\ntext of critic\n\n")
+    assert outcome.out.count("text of writer") == 1
+    table = outcome.out.splitlines()[6:]
+    assert table[0].split("  ")[0] == "agent"
+    assert table[1].split() == ["writer", "w0", "3", "0", "2", "12.5", "1,250", "stop"]
+    assert table[-1] == "c0: finished, E2E 2,500 ms, ping-pong"
+    assert "\x1b" not in outcome.out
+
+
+async def test_submit_on_a_terminal_shows_the_texts_once_and_fits_80_columns(link, chain_file, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    outcome = await link.command("submit", str(chain_file), terminal=True)
+    shown = outcome.out.rsplit("\x1b[2K", 1)[1]
+    assert shown.count("text of writer") == shown.count("text of critic") == 1
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+async def test_submit_json_prints_one_document_and_nothing_else(link, chain_file):
+    outcome = await link.command("submit", str(chain_file), "--json", "--mode", "serial")
+    assert outcome.out.count("\n") == 1
+    result = msgspec.json.decode(outcome.out, type=ChainResult)
+    assert (result.id, result.state, result.placement) == ("c0", "finished", "serial")
+    document = json.loads(outcome.out)
+    assert {"id", "state", "placement", "e2e_ms", "agents"} <= document.keys()
+    wanted = {
+        "name", "text", "output_ids", "prompt_tokens", "cached_tokens", "output_tokens", "finish_reason", "ttft_ms",
+        "total_ms", "worker", "appends",
+    }  # fmt: skip
+    assert wanted <= document["agents"][0].keys()
+    assert outcome.err == ""
+
+
+async def test_submit_passes_mode_session_and_inputs(link, daemon, chain_file, tmp_path):
+    text = tmp_path / "topic.txt"
+    text.write_text("from a file é\n")
+    await link.command(
+        "submit", str(chain_file), "--mode", "ping-pong", "--session", "streaming-input", "--input", f"topic=@{text}"
+    )
+    await link.command("submit", str(chain_file), "--input", "topic=a=b")
+    await link.command("submit", str(chain_file), "--input", "topic=@@home")
+    first, second, third = submits(daemon)
+    assert (first.options.mode, first.options.session) == ("ping-pong", "streaming-input")
+    assert first.inputs == {"topic": "from a file é\n"}
+    assert second.inputs == {"topic": "a=b"}
+    assert third.inputs == {"topic": "@home"}
+
+
+async def test_submit_reads_standard_input(link, chain_file):
+    outcome = await link.command("submit", "-", stdin=chain_file.read_bytes())
+    assert outcome.code == 0
+
+
+async def test_submit_detach_prints_the_id_and_returns(link, daemon, chain_file):
+    daemon.hold = True
+    outcome = await link.command("submit", str(chain_file), "--detach")
+    assert outcome.out == "c0\n"
+    assert not submits(daemon)[0].follow
+
+
+@pytest.mark.parametrize("json_option", [[], ["--json"]])
+async def test_submit_of_a_chain_that_fails(link, daemon, chain_file, json_option):
+    daemon.edit = lambda submit, result: msgspec.structs.replace(result, state="failed", error="the engine died.")
+    outcome = await link.command("submit", str(chain_file), *json_option)
+    assert outcome.code == 1
+    assert isinstance(outcome.error, ChainFailed)
+    assert "the engine died." in str(outcome.error)
+    if json_option:
+        assert json.loads(outcome.out)["state"] == "failed"
+
+
+async def test_submit_refused(link, daemon, chain_file):
+    daemon.refuse[Submit] = Overloaded("the daemon drains.")
+    assert (await link.command("submit", str(chain_file))).code == 69
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["submit"],
+        ["submit", "x.json", "--jsonl", "y"],
+        ["submit", "x.json", "--detach", "--json"],
+        ["submit", "x.json", "--detach", "--cancel-on-exit"],
+        ["submit", "x.json", "--input", "topic"],
+        ["submit", "x.json", "--input", "a=1", "--input", "a=2"],
+    ],
+)
+async def test_submit_usage(link, words):
+    outcome = await link.command(*words)
+    assert isinstance(outcome.error, UsageError)
+    assert outcome.code == 2
+    assert link.transports == []
+
+
+async def test_a_bad_input_is_found_before_the_daemon_is_looked_for(link, chain_file, tmp_path):
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    for given in ("other=1", "topic=@/not/there", f"topic=@{tmp_path}", f"topic=@{tmp_path / 'latin'}"):
+        outcome = await link.command("submit", str(chain_file), "--input", given)
+        assert isinstance(outcome.error, ChainError)
+        assert outcome.code == 65
+    assert link.transports == []
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_an_interrupted_submit_says_how_to_go_on(link, daemon, chain_file, until, cancel):
+    daemon.hold = True
+    words = ["submit", str(chain_file), *(["--cancel-on-exit"] if cancel else [])]
+    task = asyncio.ensure_future(link.command(*words))
+    await until(lambda: daemon.requests)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    cancelled = [request.chain for request in daemon.requests if isinstance(request, Cancel)]
+    assert cancelled == (["c0"] if cancel else [])
+    assert ("cancelled c0" if cancel else "`pingpong-client result c0`") in link.stderr.getvalue()
+
+
+# -------------------------------------------------------------------------------------------------------- many chains
+
+
+def jsonl(chain, *lines):
+    inline = msgspec.to_builtins(chain)
+    return "\n".join(json.dumps({"chain": inline} | line if "path" not in line else line) for line in lines).encode()
+
+
+async def test_jsonl_runs_every_line(link, daemon, chain, chain_file, tmp_path):
+    path = tmp_path / "many.jsonl"
+    given = jsonl(chain, {"inputs": {"topic": "one"}}, {"mode": "serial"}, {"path": chain_file.name})
+    path.write_bytes(given.replace(b"\n", b"\n\n") + b"\n")
+    outcome = await link.command("submit", "--jsonl", str(path), "--input", "topic=all")
+    assert outcome.code == 0
+    results = [json.loads(line) for line in outcome.out.splitlines()]
+    assert sorted(result["line"] for result in results) == [1, 3, 5]
+    assert all(result["state"] == "finished" for result in results)
+    by_topic = sorted((submit.inputs["topic"], submit.options.mode) for submit in submits(daemon))
+    assert by_topic == [("all", "auto"), ("all", "serial"), ("one", "auto")]
+
+
+async def test_jsonl_keeps_to_its_concurrency_and_prints_in_completion_order(link, daemon, chain, until):
+    daemon.hold = True
+    given = jsonl(chain, *({"inputs": {"topic": str(at)}} for at in range(5)))
+    task = asyncio.ensure_future(link.command("submit", "--jsonl", "-", "--concurrency", "2", stdin=given))
+    await until(lambda: len(submits(daemon)) == 2)
+    for _ in range(20):  # nothing more may start by itself
+        await asyncio.sleep(0)
+    assert len(submits(daemon)) == 2
+    ended = ["c1", "c0", "c2", "c4", "c3"]
+    for count, chain_id in enumerate(ended, 1):
+        await until(lambda: chain_id in daemon.results)  # noqa: B023
+        daemon.finish(chain_id)
+        await until(lambda: link.stdout.getvalue().count("\n") == count)  # noqa: B023
+    outcome = await task
+    assert [json.loads(line)["id"] for line in outcome.out.splitlines()] == ended
+
+
+async def test_jsonl_goes_on_after_a_refusal_and_exits_1(link, daemon, chain):
+    answer = daemon._answer
+
+    def refuse_one(request):
+        if isinstance(request, Submit) and request.inputs["topic"] == "bad":
+            raise ChainError("too long.", field="agents[0]")
+        answer(request)
+
+    daemon._answer = refuse_one
+    given = jsonl(chain, {"inputs": {"topic": "bad"}}, {"inputs": {"topic": "good"}})
+    outcome = await link.command("submit", "--jsonl", "-", stdin=given)
+    assert outcome.code == 1
+    by_line = {result["line"]: result for result in map(json.loads, outcome.out.splitlines())}
+    assert by_line[1] == {"line": 1, "state": "failed", "code": "ChainError", "error": "agents[0]: too long."}
+    assert by_line[2]["state"] == "finished"
+
+
+async def test_jsonl_ends_when_the_daemon_goes(link, daemon, chain, until):
+    daemon.hold = True
+    task = asyncio.ensure_future(link.command("submit", "--jsonl", "-", stdin=jsonl(chain, {}, {})))
+    await until(lambda: len(submits(daemon)) == 2)
+    link.transports[0].lose()
+    outcome = await task
+    assert isinstance(outcome.error, DaemonUnavailable)
+    assert outcome.code == 69
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"{", "line 2: it is not JSON"),
+        (b'{"path": "a", "extra": 1}', "line 2: Object contains unknown field `extra`"),
+        (b"{}", "line 2: give either chain or path"),
+        (b'{"chain": {}, "path": "x"}', "line 2: give either chain or path"),
+        (b'{"chain": {"name": "x", "agents": []}}', "line 2: agents: the list is empty"),
+        (b'{"path": "not-there.json"}', "line 2: the chain file"),
+        (b'{"path": "a", "mode": "fast"}', "line 2: Invalid enum value"),
+        (b'"\xff"', "line 2: it is not UTF-8"),
+        (b'{"chain": {"name": "x", "agents": [{"name": "a", "prompt": "x"}]}, "inputs": {"z": "1"}}', "line 2: inputs"),
+    ],
+)
+async def test_jsonl_is_checked_whole_before_anything_runs(link, chain, line, says):
+    outcome = await link.command("submit", "--jsonl", "-", stdin=jsonl(chain, {}) + b"\n" + line)
+    assert outcome.code == 65
+    assert str(outcome.error).startswith(says)
+    assert link.transports == []
+
+
+async def test_an_empty_jsonl(link):
+    assert (await link.command("submit", "--jsonl", "-", stdin=b"\n\n")).code == 65
+
+
+# -------------------------------------------------------------------------------------------------------------- verify
+
+
+async def test_verify_runs_both_modes_isolated_and_certifies(link, daemon, chain_file):
+    outcome = await link.command("verify", str(chain_file), "--runs", "2", "--session", "prefix-cache")
+    assert outcome.code == 0
+    assert [submit.options.mode for submit in submits(daemon)] == ["serial", "ping-pong"] * 2
+    assert all(submit.options.isolate for submit in submits(daemon))
+    assert all(submit.options.session == "prefix-cache" for submit in submits(daemon))
+    assert sum(isinstance(request, GetResult) and request.prompt_ids for request in daemon.requests) == 4
+    assert "verdict    equal: 2 of 2 runs equal" in outcome.out
+    for word in ("simulated 1", "float32", "isolated", "series 2,500 ms, read ahead 2,500 ms"):
+        assert word in outcome.out
+
+
+async def test_verify_json(link, chain_file):
+    outcome = await link.command("verify", str(chain_file), "--json")
+    certificate = json.loads(outcome.out)
+    assert certificate["verdict"] == "equal"
+    assert certificate["engines"] == ["simulated 1"]
+    assert certificate["sessions"] == ["prefix-cache"]
+    assert [agent["agent"] for agent in certificate["runs"][0]["agents"]] == ["writer", "critic"]
+
+
+async def test_verify_finds_a_difference(link, daemon, chain_file):
+    def other_token(submit, result):
+        if submit.options.mode == "serial":
+            return result
+        changed = msgspec.structs.replace(result.agents[1], output_ids=[1, 8])
+        return msgspec.structs.replace(result, agents=[result.agents[0], changed])
+
+    daemon.edit = other_token
+    outcome = await link.command("verify", str(chain_file), "--json")
+    assert outcome.code == 3
+    assert isinstance(outcome.error, NotEqual)
+    assert "agent critic: output token 1 is 7 in series and 8 read ahead" in str(outcome.error)
+    agent = json.loads(outcome.out)["runs"][0]["agents"][1]
+    assert agent["difference"] == {"where": "output", "index": 1, "serial": 7, "read_ahead": 8}
+    assert not agent["equal"]
+
+
+async def test_verify_passes_on_what_the_daemon_refuses(link, daemon, chain_file):
+    daemon.refuse[Submit] = UsageError("ping-pong needs two groups.")
+    outcome = await link.command("verify", str(chain_file))
+    assert outcome.code == 2
+    assert str(outcome.error) == "ping-pong needs two groups."
+
+
+async def test_verify_of_a_chain_that_fails(link, daemon, chain_file):
+    daemon.edit = lambda submit, result: msgspec.structs.replace(result, state="failed", error="died")
+    assert (await link.command("verify", str(chain_file))).code == 1
+
+
+async def test_verify_refuses_what_cannot_be_repeated(link):
+    chain = b'{"name": "x", "agents": [{"name": "a", "prompt": "x", "temperature": 1}]}'
+    outcome = await link.command("verify", "-", stdin=chain)
+    assert outcome.code == 65
+    assert outcome.error.field == "agents[0].seed"
+    assert link.transports == []
+
+
+# ------------------------------------------------------------------------------------------------------------ the rest
+
+
+async def test_attach_shows_the_chain_to_its_end(link, daemon, chain_file, until):
+    await link.command("submit", str(chain_file), "--detach")
+    ended = await link.command("attach", "c0")
+    daemon.requests.clear()
+    assert ended.code == 0
+    assert ended.out.startswith("== writer ==\ntext of writer\n")
+    assert ended.out.count("text of writer") == 1
+    daemon.hold = True
+    running = asyncio.ensure_future(link.command("attach", "c0", "--json"))
+    await until(lambda: any(isinstance(request, Attach) for request in daemon.requests))
+    daemon.finish("c0")
+    assert json.loads((await running).out)["state"] == "finished"
+
+
+async def test_result(link, chain_file):
+    await link.command("submit", str(chain_file), "--detach")
+    outcome = await link.command("result", "c0")
+    assert outcome.out.startswith("== writer ==\ntext of writer\n\n== critic ==")
+    assert json.loads((await link.command("result", "c0", "--json")).out)["agents"][0]["output_ids"] == [0, 7]
+
+
+@pytest.mark.parametrize(("state", "code"), [("queued", 0), ("running", 0), ("failed", 1), ("cancelled", 1)])
+async def test_result_of_a_chain_that_has_not_finished(link, daemon, chain_file, state, code):
+    daemon.edit = lambda submit, result: msgspec.structs.replace(result, state=state)
+    await link.command("submit", str(chain_file), "--detach")
+    outcome = await link.command("result", "c0", "--json")
+    assert (outcome.code, json.loads(outcome.out)["state"]) == (code, state)
+
+
+@pytest.mark.parametrize("command", ["attach", "result", "cancel"])
+async def test_a_chain_that_is_not_known(link, command):
+    outcome = await link.command(command, "nope")
+    assert outcome.code == 1
+    assert isinstance(outcome.error, ChainNotFound)
+
+
+async def test_cancel(link, daemon, chain_file):
+    daemon.hold = True
+    await link.command("submit", str(chain_file), "--detach")
+    outcome = await link.command("cancel", "c0")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert daemon.results["c0"].state == "cancelled"
+
+
+async def test_list(link, chain_file):
+    assert (await link.command("list")).out == "no chains\n"
+    await link.command("submit", str(chain_file), "--detach")
+    lines = (await link.command("list")).out.splitlines()
+    assert lines[0].split() == ["id", "name", "state", "placement", "agents", "age", "E2E", "ms"]
+    assert lines[1].split() == ["c0", "two", "finished", "ping-pong", "2/2", "1", "h", "02", "min", "2,500"]
+    assert json.loads((await link.command("list", "--json")).out)[0]["id"] == "c0"
+
+
+async def test_status(link):
+    outcome = await link.command("status")
+    lines = outcome.out.splitlines()
+    assert lines[0] == "pingpongd 0.1.0, instance default: ready"
+    assert "pid 99, up 1 min 15 s" in lines
+    assert "slots: 60 of 64 free, 4,096 tokens each" in lines
+    assert "chains: none" in lines
+    assert lines[-1].split("  ")[0] == "w1"
+    document = json.loads((await link.command("status", "--json")).out)
+    assert document["workers"][0]["name"] == "w0"
+    assert document["version"] == "0.1.0"
+    assert "request" not in document
+
+
+async def test_schema_needs_no_daemon(link):
+    outcome = await link.command("schema")
+    assert json.loads(outcome.out) == json_schema()
+    assert link.transports == []
+
+
+@pytest.mark.parametrize("command", ["status", "list"])
+async def test_tables_fit_80_columns(link, chain_file, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    await link.command("submit", str(chain_file), "--detach")
+    outcome = await link.command(command, terminal=True)
+    assert all(len(line) <= 80 for line in outcome.out.splitlines())
