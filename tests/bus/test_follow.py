@@ -83,7 +83,7 @@ async def heard(socket: zmq.Socket[bytes]) -> bytes:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(HANG_SECONDS):
-        while not condition():  # noqa: ASYNC110  sockets and product code set no event for us
+        while not condition():
             await asyncio.sleep(0.001)
 
 
@@ -317,6 +317,20 @@ async def test_the_own_subscriber_is_rung_without_a_socket(
     publisher.ring(stream, 5, [], LogState.CLOSED)
     assert (await task)[0] == [0, 1, 2, 3, 4]
     publisher.close()
+
+
+async def test_a_doorbell_that_rings_while_the_consumer_is_busy_is_not_lost(
+    slab: Slab, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber_module, "SWEEP_SECONDS", 3600)
+    stream = slab.allocate()
+    writer = TokenLogWriter(slab, stream)
+    writer.append([1])
+    async with asyncio.timeout(HANG_SECONDS), aclosing(subscriber.follow(stream)) as views:
+        assert (await anext(views)).ids == [1]
+        writer.append([2])
+        subscriber.ring(stream.slot, stream.generation)
+        assert (await anext(views)).ids == [2]
 
 
 async def test_an_append_too_long_for_a_frame_still_rings(context: zmq.Context[Any]) -> None:
