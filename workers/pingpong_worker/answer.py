@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from pingpong_bus.errors import ConfigError
-from pingpong_bus.messages import FinishReason, HopSpec, HopText, WorkerMessage
+from pingpong_bus.messages import FinishReason, HopText, Sampling, WorkerMessage
 from pingpong_bus.publisher import Publisher
 from pingpong_bus.slab import LogState
 from pingpong_bus.token_log import TokenLogWriter
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.prompt import PromptCodec
-from pingpong_worker.text import Committed, StopMatcher
+from pingpong_worker.text import Committed, DecodeStream, StopMatcher
 
 TEXT_INTERVAL_S = 0.05
 """Text is sent at most this often; ids are in the log at once."""
@@ -27,31 +27,35 @@ class Answer:
     """
 
     def __init__(
-        self,
-        spec: HopSpec,
-        writer: TokenLogWriter,
-        publisher: Publisher,
-        prompts: PromptCodec | None,
-        report: Callable[[WorkerMessage], None],
+        self, hop: str, writer: TokenLogWriter, publisher: Publisher, report: Callable[[WorkerMessage], None]
     ) -> None:
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None
         self.committed_ns = 0
         """When the last token was committed."""
-        self._hop = spec.hop
+        self._hop = hop
         self._writer = writer
         self._publisher = publisher
         self._report = report
         self._matcher: StopMatcher | None = None
-        if spec.sampling.stop:
-            if prompts is None:
-                raise ConfigError("the model has no tokenizer, so stop strings cannot be found.", field="stop")
-            self._matcher = StopMatcher(spec.sampling.stop, prompts, max_tokens=spec.sampling.max_tokens)
-        self._decoder = prompts.decode_stream() if prompts and not self._matcher else None
+        self._decoder: DecodeStream | None = None
         self._undecoded: list[int] = []
         self._text = ""
         self._text_due = 0.0
         self._timer: asyncio.TimerHandle | None = None
+
+    def decode_with(self, prompts: PromptCodec | None, sampling: Sampling) -> None:
+        """Give text from now on; without a tokenizer there is none.
+
+        Raises:
+            ConfigError: there are stop strings, and no tokenizer to find them with.
+        """
+        if sampling.stop:
+            if prompts is None:
+                raise ConfigError("the model has no tokenizer, so stop strings cannot be found.", field="stop")
+            self._matcher = StopMatcher(sampling.stop, prompts, max_tokens=sampling.max_tokens)
+        elif prompts is not None:
+            self._decoder = prompts.decode_stream()
 
     @property
     def tokens(self) -> int:

@@ -90,8 +90,9 @@ class Feed:
     async def _run(self) -> HopEnded:
         around, spec = self._around, self.spec
         writer = TokenLogWriter(around.slab, spec.output)
-        self._answer = answer = Answer(spec, writer, around.publisher, around.prompts, self._report)
+        self._answer = answer = Answer(spec.hop, writer, around.publisher, self._report)
         try:
+            answer.decode_with(around.prompts, spec.sampling)
             self._report(HopOpened(hop=spec.hop, at_ns=time.monotonic_ns()))
             if spec.joined is not None:
                 if around.prompts is None:
@@ -104,7 +105,8 @@ class Feed:
             )
             self._kind = session.kind
             try:
-                await self._grow(session)
+                if not self._prompt.complete:
+                    await self._grow(session)
                 await self._decode(session, answer)
             finally:
                 await session.abort()

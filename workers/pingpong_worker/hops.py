@@ -58,7 +58,8 @@ class Hops:
             self._around.report(HopEnded(hop=hop_id, state="aborted", at_ns=time.monotonic_ns()))
             return
         hop.aborting = True
-        hop.task.cancel()
+        # Not at once: a task cancelled before its first step never runs, and its log would stay open.
+        asyncio.get_running_loop().call_soon(hop.task.cancel)
 
     async def close(self) -> None:
         """Abort everything; returns when all is over and reported."""

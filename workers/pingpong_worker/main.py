@@ -18,14 +18,12 @@ from pingpong_bus.errors import ConfigError
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.parent_death import die_with_parent
 from pingpong_worker.pinning import pin
+from pingpong_worker.vllm_plugin import end_with_worker
 from pingpong_worker.worker import Parts, Worker
 
 if TYPE_CHECKING:
     from pingpong_worker.engine import Engine
     from pingpong_worker.prompt import PromptCodec
-
-WORKER_PID = "PINGPONG_WORKER_PID"
-"""Tells processes that vLLM starts that a worker is their ancestor."""
 
 _SWITCH_INTERVAL_S = 0.0005
 """How long a thread that tokenizes may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -44,7 +42,6 @@ def main() -> None:
     if not die_with_parent(config.supervisor_pid):
         sys.exit("the supervisor is gone")
     os.environ.update(config.environment)
-    os.environ[WORKER_PID] = str(os.getpid())
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     sys.exit(asyncio.run(_run(config)))
 
@@ -97,3 +94,6 @@ def simulated_parts(config: WorkerConfig) -> Parts:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":
+    # A process that vLLM spawns imports this module first, under this name.
+    end_with_worker()

@@ -1,0 +1,109 @@
+"""The chunk policy, driven by random arrivals and random append times."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pingpong_worker.chunk_policy import Append, AppendPace, Finalize, PromptProgress, Wait, decide
+
+
+def progress(**changes: object) -> PromptProgress:
+    usual = {
+        "pending": 100,
+        "sent": 500,
+        "in_flight": False,
+        "complete": False,
+        "literal_tail": True,
+        "remaining": None,
+    }
+    return PromptProgress(**{**usual, **changes})  # type: ignore[arg-type]
+
+
+class TestOneDecision:
+    def test_first_append_takes_the_static_prefix_at_once(self) -> None:
+        assert decide(progress(sent=0, pending=3), AppendPace(), 32) == Append(3)
+
+    def test_complete_prompt_is_finalized_without_an_append(self) -> None:
+        assert decide(progress(sent=0, complete=True, literal_tail=False), AppendPace(), 32) == Finalize()
+
+    def test_finalize_overtakes_an_append(self) -> None:
+        assert decide(progress(complete=True, in_flight=True, literal_tail=False), AppendPace(), 32) == Finalize()
+
+    def test_one_append_at_a_time(self) -> None:
+        assert decide(progress(in_flight=True), AppendPace(), 32) == Wait()
+
+    def test_later_appends_are_coalesced(self) -> None:
+        assert decide(progress(pending=31), AppendPace(), 32) == Wait()
+        assert decide(progress(pending=32), AppendPace(), 32) == Append(32)
+
+    def test_a_token_is_kept_back_where_nothing_else_is_sure_to_follow(self) -> None:
+        assert decide(progress(pending=33, literal_tail=False), AppendPace(), 32) == Append(32)
+        assert decide(progress(sent=0, pending=1, literal_tail=False), AppendPace(), 32) == Wait()
+
+    def test_no_append_that_would_still_be_computed_at_the_end(self) -> None:
+        pace = AppendPace(tokens=32, arrivals=4)
+        assert decide(progress(pending=32, remaining=5), pace, 32) == Wait()
+        assert decide(progress(pending=32, remaining=6), pace, 32) == Append(32)
+        assert decide(progress(pending=64, remaining=9), pace, 32) == Wait()
+
+    def test_estimate_scales_down_from_the_static_prefix(self) -> None:
+        assert AppendPace(tokens=1000, arrivals=40).arrivals_during(32) == 2
+        assert AppendPace(tokens=1000, arrivals=0).arrivals_during(32) == 1
+        assert AppendPace().arrivals_during(32) == 1
+
+
+@given(
+    static=st.integers(0, 300),
+    expected=st.integers(1, 200),
+    stops_at=st.integers(0, 200),
+    tail=st.integers(0, 20),
+    append_tokens=st.integers(1, 64),
+    knows_length=st.booleans(),
+    moments=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=80),
+)
+def test_every_schedule_sends_each_token_once_and_leaves_one_for_finalize(
+    static: int,
+    expected: int,
+    stops_at: int,
+    tail: int,
+    append_tokens: int,
+    knows_length: bool,
+    moments: list[tuple[int, bool]],
+) -> None:
+    """A moment: so many upstream tokens arrive, and whether the append in flight is done then."""
+    length = min(expected, stops_at)
+    arrived = sent = 0
+    in_flight = False
+    pace = AppendPace()
+    finalized: list[int] = []
+    for tokens, done in [*moments, (length, True), (0, True)]:
+        arrived = min(length, arrived + tokens)
+        if done:
+            in_flight = False
+        complete = arrived == length
+        known = static + arrived + (tail if complete else 0)
+        seen = PromptProgress(
+            pending=known - sent,
+            sent=sent,
+            in_flight=in_flight,
+            complete=complete,
+            literal_tail=tail > 0,
+            remaining=expected - arrived if knows_length else None,
+        )
+        match decide(seen, pace, append_tokens):
+            case Append(count):
+                assert not in_flight
+                assert 1 <= count <= known - sent
+                assert sent == 0 or count >= append_tokens
+                sent += count
+                in_flight = True
+                pace = AppendPace(count, tokens)
+            case Finalize():
+                finalized.append(known - sent)
+                break
+            case Wait():
+                assert not complete
+    total = static + length + tail
+    assert finalized == [total - sent]
+    assert total == 0 or finalized[0] >= 1

@@ -1,0 +1,167 @@
+"""Hops end each for itself, whatever becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+import pytest
+import zmq
+
+from pingpong_bus.errors import EngineError
+from pingpong_bus.messages import (
+    EngineLimits,
+    HopEnded,
+    HopSpec,
+    Literals,
+    Sampling,
+    SessionKind,
+    StreamRef,
+    WorkerMessage,
+)
+from pingpong_bus.publisher import Publisher
+from pingpong_bus.slab import LogState, Slab
+from pingpong_bus.subscriber import Subscriber
+from pingpong_worker.engine import OutputTokens
+from pingpong_worker.feed import Surroundings
+from pingpong_worker.hops import Hops
+
+HANG_S = 20
+
+
+class StubSession:
+    kind: SessionKind = "prefix-cache"
+    computed_tokens = 0
+
+    def __init__(self, outcome: str) -> None:
+        self._outcome = outcome
+
+    async def append(self, ids: Sequence[int]) -> None: ...
+
+    async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
+        yield OutputTokens([1])
+        if self._outcome == "hang":
+            await asyncio.Future()
+        if self._outcome == "fail":
+            raise EngineError("it burns.")
+        if self._outcome == "bug":
+            raise ZeroDivisionError("oops")
+        yield OutputTokens([2], "length")
+
+    async def abort(self) -> None: ...
+
+
+class StubEngine:
+    """Sessions whose id says what becomes of them."""
+
+    limits: EngineLimits
+
+    def open(self, session_id: str, **_: object) -> StubSession:
+        return StubSession(session_id)
+
+    async def start(self) -> None: ...
+
+    async def reset_prefix_cache(self) -> None: ...
+
+    async def check(self) -> None: ...
+
+    async def shutdown(self) -> None: ...
+
+
+class Stage:
+    def __init__(self, slab: Slab, publisher: Publisher, subscriber: Subscriber) -> None:
+        self.slab = slab
+        self.messages: list[WorkerMessage] = []
+        self.engine_errors = 0
+        around = Surroundings(StubEngine(), None, slab, subscriber, publisher, self.messages.append)
+        self.hops = Hops(around, self._count)
+
+    def start(self, outcome: str, *, stop: Sequence[str] = ()) -> StreamRef:
+        output = self.slab.allocate()
+        sampling = Sampling(max_tokens=5, stop=list(stop))
+        self.hops.start(HopSpec(hop=outcome, output=output, segments=[Literals(ids=[1])], sampling=sampling))
+        return output
+
+    async def ended(self, hop: str) -> HopEnded:
+        async with asyncio.timeout(HANG_S):
+            while True:
+                for message in self.messages:
+                    if isinstance(message, HopEnded) and message.hop == hop:
+                        return message
+                await asyncio.sleep(0)
+
+    def state(self, output: StreamRef) -> LogState:
+        return self.slab.require(output)[0]
+
+    def _count(self) -> None:
+        self.engine_errors += 1
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    slab = Slab.create(8, 64)
+    publisher = Publisher(context, "inproc://bell-hops")
+    subscriber = Subscriber(context, slab)
+    stage = Stage(slab, publisher, subscriber)
+    yield stage
+    await stage.hops.close()
+    await subscriber.close()
+    publisher.close()
+    slab.close()
+    context.term()
+
+
+async def test_a_failing_hop_leaves_its_neighbours_alone(stage: Stage) -> None:
+    outputs = {outcome: stage.start(outcome) for outcome in ("fail", "finish", "hang")}
+    assert (await stage.ended("fail")).code == "EngineError"
+    assert (await stage.ended("finish")).state == "finished"
+    assert stage.hops.load() == (1, 4)
+    assert stage.state(outputs["fail"]) is LogState.ABORTED
+    assert stage.state(outputs["finish"]) is LogState.CLOSED
+    assert stage.state(outputs["hang"]) is LogState.OPEN
+    assert stage.engine_errors == 1
+
+
+async def test_a_fault_of_the_program_costs_its_hop_only(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    output = stage.start("bug")
+    ended = await stage.ended("bug")
+    assert (ended.state, ended.code) == ("failed", "PingpongError")
+    assert "ZeroDivisionError" in ended.message
+    assert "ZeroDivisionError" in caplog.text
+    assert stage.state(output) is LogState.ABORTED
+
+
+async def test_abort_in_the_moment_of_the_start(stage: Stage) -> None:
+    output = stage.start("hang")
+    stage.hops.abort("hang")
+    assert (await stage.ended("hang")).state == "aborted"
+    assert stage.state(output) is LogState.ABORTED
+
+
+async def test_abort_of_an_unknown_hop_is_answered(stage: Stage) -> None:
+    stage.hops.abort("never")
+    assert (await stage.ended("never")).state == "aborted"
+
+
+async def test_close_aborts_and_reports_all(stage: Stage) -> None:
+    stage.start("hang")
+    await asyncio.sleep(0)
+    await stage.hops.close()
+    assert (await stage.ended("hang")).state == "aborted"
+    assert stage.hops.load() == (0, 0) or stage.hops.load() == (0, 1)
+
+
+async def test_stop_strings_without_a_tokenizer_are_refused(stage: Stage) -> None:
+    output = stage.start("finish", stop=["END"])
+    ended = await stage.ended("finish")
+    assert (ended.state, ended.code) == ("failed", "ConfigError")
+    assert stage.state(output) is LogState.ABORTED
+
+
+async def test_an_output_log_that_is_gone_fails_the_hop(stage: Stage) -> None:
+    output = stage.slab.allocate()
+    stage.slab.free(output)
+    spec = HopSpec(hop="finish", output=output, segments=[Literals(ids=[1])], sampling=Sampling(max_tokens=5))
+    stage.hops.start(spec)
+    assert (await stage.ended("finish")).code == "StreamGone"

@@ -1,0 +1,390 @@
+"""A worker as a process of its own, spoken to over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import psutil
+import pytest
+import zmq
+import zmq.asyncio
+
+from pingpong_bus.chain import Agent, Chain, rendered_messages
+from pingpong_bus.codec import decode_worker_message, encode
+from pingpong_bus.messages import (
+    AbortHop,
+    Heartbeat,
+    Hello,
+    HopAppended,
+    HopChecked,
+    HopEnded,
+    HopFinalized,
+    HopFirstToken,
+    HopSegment,
+    HopSpec,
+    HopText,
+    JoinedPrompt,
+    Literals,
+    PrefixCacheReset,
+    Prepare,
+    Prepared,
+    PreparedAgent,
+    PrepareFailed,
+    Ready,
+    ResetPrefixCache,
+    Sampling,
+    SessionKind,
+    StartHop,
+    Stop,
+    StreamRef,
+    StreamSegment,
+    SupervisorMessage,
+    Welcome,
+    WorkerFailed,
+    WorkerMessage,
+)
+from pingpong_bus.slab import LogState, Slab
+from pingpong_bus.token_log import TokenLogReader
+from pingpong_worker.config import SimulatedSettings, WorkerConfig
+
+HANG_S = 30
+T = TypeVar("T")
+
+CHAIN = Chain(
+    name="two",
+    agents=[
+        Agent(name="writer", prompt="Write a line.", max_tokens=60, ignore_eos=True),
+        Agent(name="critic", prompt="A long instruction. " * 20 + "Judge: {{writer}} Now.", max_tokens=20),
+    ],
+)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def all_gone(pids: Sequence[int]) -> None:
+    async with asyncio.timeout(HANG_S):
+        while not all(is_gone(pid) for pid in pids):
+            await asyncio.sleep(0.02)
+
+
+class Supervisor:
+    """The other end of a worker's socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.slab = Slab.create(8, 4096)
+        self.messages: list[WorkerMessage] = []
+        self.process: asyncio.subprocess.Process | None = None
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(f"ipc://{folder}/workers.sock")
+
+    def config(self, **changes: object) -> WorkerConfig:
+        values = {
+            "name": "g0",
+            "devices": ["cpu:0"],
+            "engine": "simulated",
+            "simulated": SimulatedSettings(step_ms=2.0),
+            "slab_fd": self.slab.fd,
+            "control": f"ipc://{self.folder}/workers.sock",
+            "bell": f"ipc://{self.folder}/bus-g0.sock",
+            "supervisor_pid": os.getpid(),
+            "heartbeat_s": 0.05,
+            **changes,
+        }
+        return WorkerConfig(**values)  # type: ignore[arg-type]
+
+    async def spawn(self, config: WorkerConfig) -> asyncio.subprocess.Process:
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "pingpong_worker",
+            stdin=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            pass_fds=(self.slab.fd,),
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(config))
+        self.process.stdin.close()
+        return self.process
+
+    async def send(self, message: SupervisorMessage) -> None:
+        await self._socket.send_multipart([b"g0", encode(message)])
+
+    async def receive(self, kind: type[T], **fields: object) -> T:
+        """The next message of a kind with these fields; all on the way are kept in `messages`."""
+        async with asyncio.timeout(HANG_S):
+            while True:
+                _, frame = await self._socket.recv_multipart()
+                message = decode_worker_message(frame)
+                self.messages.append(message)
+                if isinstance(message, kind) and all(getattr(message, name) == fields[name] for name in fields):
+                    return message
+
+    async def start(self, config: WorkerConfig | None = None) -> Ready:
+        await self.spawn(config or self.config())
+        hello = await self.receive(Hello)
+        assert self.process is not None
+        assert (hello.worker, hello.pid) == ("g0", self.process.pid)
+        await self.send(Welcome())
+        return await self.receive(Ready)
+
+    async def exit_code(self) -> int:
+        assert self.process is not None
+        async with asyncio.timeout(HANG_S):
+            _, stderr = await self.process.communicate()
+        self.stderr = stderr.decode()
+        return self.process.returncode or 0
+
+    def family(self) -> list[int]:
+        """The worker and what it started."""
+        assert self.process is not None
+        worker = psutil.Process(self.process.pid)
+        return [worker.pid, *(child.pid for child in worker.children(recursive=True))]
+
+    def allocate(self) -> StreamRef:
+        return msgspec.structs.replace(self.slab.allocate(), bell=f"ipc://{self.folder}/bus-g0.sock")
+
+    def log(self, stream: StreamRef) -> tuple[list[int], LogState]:
+        view = TokenLogReader(self.slab, stream).read()
+        return view.ids, view.state
+
+    async def close(self) -> None:
+        if self.process is not None:
+            if self.process.returncode is None:
+                self.process.kill()
+            await self.process.communicate()
+        self._socket.close(0)
+        self._context.term()
+        self.slab.close()
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(tmp_path)
+    yield supervisor
+    await supervisor.close()
+
+
+def spec(
+    hop: str, output: StreamRef, prepared: PreparedAgent, sampling: Sampling, upstream: StreamRef | None = None
+) -> HopSpec:
+    segments: list[HopSegment] = []
+    for segment in prepared.segments:
+        if isinstance(segment, Literals):
+            segments.append(segment)
+        else:
+            assert upstream is not None
+            segments.append(StreamSegment(stream=upstream, expected=60))
+    return HopSpec(hop=hop, output=output, segments=segments, sampling=sampling)
+
+
+@pytest.mark.parametrize("session", ["prefix-cache", "streaming-input"])
+async def test_second_hop_reads_the_first_as_it_is_written(supervisor: Supervisor, session: SessionKind) -> None:
+    ready = await supervisor.start(supervisor.config(session=session))
+    assert ready.limits.engine.startswith("simulated")
+    await supervisor.send(Prepare(request=4, chain=CHAIN, inputs={}))
+    prepared = (await supervisor.receive(Prepared, request=4)).agents
+    writer, critic = supervisor.allocate(), supervisor.allocate()
+    first = spec("two/writer/0", writer, prepared[0], Sampling(max_tokens=60, ignore_eos=True))
+    match = JoinedPrompt(agent=CHAIN.agents[1], messages=rendered_messages(CHAIN, 1, {}), outputs={0: writer})
+    second = spec("two/critic/0", critic, prepared[1], Sampling(max_tokens=20, ignore_eos=True), writer)
+    await supervisor.send(StartHop(spec=first))
+    await supervisor.send(StartHop(spec=msgspec.structs.replace(second, match=match)))
+    checked = await supervisor.receive(HopChecked, hop="two/critic/0")
+    assert checked.prompt_token_match is True
+
+    of_critic = [message for message in supervisor.messages if getattr(message, "hop", "") == "two/critic/0"]
+    appended = [message.append for message in of_critic if isinstance(message, HopAppended)]
+    assert len(appended) >= 2  # the static prefix, and a part of what the writer wrote
+    ended = next(message for message in of_critic if isinstance(message, HopEnded))
+    assert (ended.state, ended.output_tokens, ended.session) == ("finished", 20, session)
+    finalized = next(message for message in of_critic if isinstance(message, HopFinalized))
+    assert finalized.prompt_tokens == appended[-1].sent + finalized.final_tokens
+    read_ahead = next(message for message in of_critic if isinstance(message, HopFirstToken))
+    text = "".join(message.text for message in of_critic if isinstance(message, HopText))
+    ids, state = supervisor.log(critic)
+    assert (bytes(ids).decode(), state) == (text, LogState.CLOSED)
+
+    # The same hop once more, from closed logs and one request: series.
+    again = supervisor.allocate()
+    await supervisor.send(StartHop(spec=msgspec.structs.replace(second, hop="again", output=again)))
+    await supervisor.receive(HopEnded, hop="again", state="finished")
+    assert supervisor.log(again) == (ids, LogState.CLOSED)
+    serial = next(m for m in supervisor.messages if isinstance(m, HopFinalized) and m.hop == "again")
+    assert serial.prompt_digest == finalized.prompt_digest
+    assert serial.final_tokens == serial.prompt_tokens
+    assert read_ahead.at_ns > finalized.at_ns
+
+
+async def test_stop_aborts_what_runs_and_leaves_no_process(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    output = supervisor.allocate()
+    endless = Sampling(max_tokens=4000, ignore_eos=True)
+    await supervisor.send(StartHop(spec=HopSpec(hop="h", output=output, segments=[LITERAL], sampling=endless)))
+    await supervisor.receive(HopFirstToken)
+    family = supervisor.family()
+    assert len(family) == 2
+    await supervisor.send(Stop())
+    ended = await supervisor.receive(HopEnded)
+    assert ended.state == "aborted"
+    assert await supervisor.exit_code() == 0
+    assert supervisor.log(output)[1] is LogState.ABORTED
+    await all_gone(family)
+
+
+LITERAL = Literals(ids=[1, 2, 3])
+
+
+async def test_abort_hop_ends_one_hop(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    output = supervisor.allocate()
+    endless = Sampling(max_tokens=4000, ignore_eos=True)
+    await supervisor.send(StartHop(spec=HopSpec(hop="h", output=output, segments=[LITERAL], sampling=endless)))
+    await supervisor.receive(HopFirstToken)
+    await supervisor.send(AbortHop(hop="h"))
+    ended = await supervisor.receive(HopEnded, hop="h")
+    assert ended.state == "aborted"
+    assert len(supervisor.log(output)[0]) == ended.output_tokens
+    heartbeat = await supervisor.receive(Heartbeat, open_hops=0)
+    assert heartbeat.output_tokens == ended.output_tokens
+    assert heartbeat.rss_bytes > 1_000_000
+    await supervisor.send(AbortHop(hop="h"))
+    await supervisor.receive(HopEnded, hop="h", state="aborted")
+
+
+async def test_reset_prefix_cache(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    segments: list[HopSegment] = [Literals(ids=list(range(100)))]
+
+    async def cached(hop: str) -> int:
+        one = HopSpec(hop=hop, output=supervisor.allocate(), segments=segments, sampling=Sampling(max_tokens=1))
+        await supervisor.send(StartHop(spec=one))
+        return (await supervisor.receive(HopFirstToken, hop=hop)).cached_tokens
+
+    assert [await cached("a"), await cached("b")] == [0, 96]
+    await supervisor.send(ResetPrefixCache(request=9))
+    await supervisor.receive(PrefixCacheReset, request=9)
+    assert await cached("c") == 0
+
+
+async def test_a_chain_that_cannot_be_prepared_is_answered(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    chain = Chain(name="bad", agents=[Agent(name="a", prompt_ids=[99999])])
+    await supervisor.send(Prepare(request=5, chain=chain, inputs={}))
+    failed = await supervisor.receive(PrepareFailed, request=5)
+    assert (failed.code, failed.field) == ("ChainError", "agents[0].prompt_ids")
+    assert "99999" in failed.message
+
+
+async def test_sigterm_is_stop_and_sigint_is_the_supervisors(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    assert supervisor.process is not None
+    family = supervisor.family()
+    supervisor.process.send_signal(signal.SIGINT)
+    await supervisor.receive(Heartbeat)
+    await supervisor.receive(Heartbeat)
+    supervisor.process.send_signal(signal.SIGTERM)
+    assert await supervisor.exit_code() == 0
+    await all_gone(family)
+
+
+async def test_a_dead_engine_ends_the_worker_with_its_reason(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    endless = Sampling(max_tokens=4000, ignore_eos=True)
+    hop = HopSpec(hop="h", output=supervisor.allocate(), segments=[LITERAL], sampling=endless)
+    await supervisor.send(StartHop(spec=hop))
+    await supervisor.receive(HopFirstToken)
+    _, engine = supervisor.family()
+    os.kill(engine, signal.SIGKILL)
+    ended = await supervisor.receive(HopEnded, hop="h")
+    assert (ended.state, ended.code) == ("failed", "EngineError")
+    failed = await supervisor.receive(WorkerFailed)
+    assert (failed.code, failed.permanent) == ("EngineError", False)
+    assert await supervisor.exit_code() == 1
+    assert "Traceback" not in supervisor.stderr
+
+
+async def test_a_device_that_does_not_exist_is_named(supervisor: Supervisor) -> None:
+    await supervisor.spawn(supervisor.config(engine="vllm", devices=["cpu:9999"]))
+    await supervisor.receive(Hello)
+    await supervisor.send(Welcome())
+    failed = await supervisor.receive(WorkerFailed)
+    assert (failed.code, failed.permanent) == ("ConfigError", True)
+    assert "cpu:9999" in failed.message
+    assert "Cores here: " in failed.hint
+    assert await supervisor.exit_code() == 78
+    assert "Traceback" not in supervisor.stderr
+
+
+async def test_settings_that_cannot_work_fail_for_good(supervisor: Supervisor) -> None:
+    await supervisor.spawn(supervisor.config(simulated=SimulatedSettings(block_size=0)))
+    await supervisor.receive(Hello)
+    await supervisor.send(Welcome())
+    failed = await supervisor.receive(WorkerFailed)
+    assert failed.permanent
+    assert "block_size" in failed.message
+    assert await supervisor.exit_code() == 78
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"not json", b'{"name": "g0", "colour": "red"}'])
+def test_configuration_that_is_none_is_one_line(text: bytes) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pingpong_worker"], input=text, capture_output=True, timeout=HANG_S, check=False
+    )
+    assert run.returncode == 78
+    assert len(run.stderr.splitlines()) == 1
+    assert b"configuration cannot be read" in run.stderr
+
+
+async def test_a_worker_of_another_parent_ends_at_once(supervisor: Supervisor) -> None:
+    await supervisor.spawn(supervisor.config(supervisor_pid=1))
+    assert await supervisor.exit_code() == 1
+    assert "supervisor is gone" in supervisor.stderr
+
+
+ORPHANING = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_worker_process import Supervisor
+
+async def main():
+    supervisor = Supervisor(Path({folder!r}))
+    await supervisor.start()
+    print(supervisor.family(), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    script = ORPHANING.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        async with asyncio.timeout(HANG_S):
+            family = json.loads(await parent.stdout.readline())
+        assert len(family) == 2
+        assert not any(is_gone(pid) for pid in family)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            parent.kill()
+        await parent.communicate()
+    await all_gone(family)
