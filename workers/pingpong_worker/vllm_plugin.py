@@ -1,57 +1,68 @@
-"""The `vllm.general_plugins` entry point: what must be so in every process that vLLM starts for a worker.
+"""What must be so in every process that vLLM starts for a worker: the `vllm.general_plugins` entry point, and earlier.
 
 vLLM calls `register` in each of its processes before the model loads. It does nothing unless a worker is the ancestor
 (the worker names itself in `PINGPONG_WORKER_PID`), so other users of the same environment never notice.
 
-A killed parent leaves EngineCore, its device memory and its shared memory behind for good
-(vllm-project/vllm#55510). The parent-death signal cures that, if it is set early: a scheduler class named in the
-arguments is imported after the model, too late for a parent that dies while loading.
+A killed parent leaves EngineCore, its device memory and its shared memory behind for good (vllm-project/vllm#55510).
+The parent-death signal cures that, if it is set early. A scheduler class named in the arguments is imported after the
+model. Even the plugin is late: EngineCore first waits for a handshake, five minutes long where its parent has died.
+So `main.py` calls `end_with_worker` where spawn imports it, as the first thing in each of these processes; the plugin
+is for engines that something else than `main.py` has started.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import multiprocessing
 import os
-import signal
 from pathlib import Path
+
+import psutil
+
+from pingpong_worker.parent_death import die_with_parent
 
 WORKER_PID = "PINGPONG_WORKER_PID"
 """Set by a worker to its own pid; its engine's processes inherit it."""
 FAILURE_FILE = "PINGPONG_ENGINE_FAILURE"
 """Path where an engine process leaves the reason why it could not start."""
 
-_PR_SET_PDEATHSIG = 1
-
 
 def register() -> None:
     """Set up one process of vLLM; called by vLLM, in some processes more than once."""
     if WORKER_PID not in os.environ:
         return
-    parent = multiprocessing.parent_process()
-    if parent is not None:  # None in the worker itself, whose own parent is the supervisor's business
-        die_with_parent(parent.pid)
-        path = os.environ.get(FAILURE_FILE)
-        logger = logging.getLogger("vllm")
-        if path and not any(isinstance(handler, FailureHandler) for handler in logger.handlers):
-            logger.addHandler(FailureHandler(Path(path)))
+    end_with_worker()
+    path = os.environ.get(FAILURE_FILE)
+    logger = logging.getLogger("vllm")
+    if path and not any(isinstance(handler, FailureHandler) for handler in logger.handlers):
+        logger.addHandler(FailureHandler(Path(path)))
     from pingpong_worker.vllm_random_loader import register_loader  # imports much of vLLM: not before the signal is set
 
     register_loader()
 
 
-def die_with_parent(expected: int | None) -> None:
-    """Have the kernel kill this process when its parent ends; end at once if the parent is gone already.
+def end_with_worker() -> None:
+    """In a process that descends from a worker: die with the parent, and at once if the worker is gone already.
 
-    The parent is compared with the one that started us, not with 1: orphans of a session go to its user manager.
-    The signal follows the *thread* that started us, which must live as long as the parent does.
+    Harmless in the worker itself and in processes that have nothing to do with one.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != expected:
+    worker = os.environ.get(WORKER_PID, "")
+    if not worker.isdigit() or int(worker) == os.getpid():
+        return
+    parent = os.getppid()
+    if not die_with_parent(parent) or int(worker) not in _ancestors(parent):
         os._exit(1)
+
+
+def _ancestors(pid: int) -> list[int]:
+    """`pid`, its parent, and so on up to the first process."""
+    found: list[int] = []
+    try:
+        while pid > 0:
+            found.append(pid)
+            pid = psutil.Process(pid).ppid()
+    except psutil.Error:  # one of them has just ended; what lies above it no longer matters
+        return found
+    return found
 
 
 class FailureHandler(logging.Handler):

@@ -234,7 +234,7 @@ class StreamingInputSession:
         self._on_close()
 
 
-async def answer(outputs: AsyncIterator[Any]) -> AsyncIterator[OutputTokens]:
+async def answer(outputs: AsyncIterator[Any]) -> AsyncGenerator[OutputTokens, None]:
     """Turn vLLM's outputs of one decoding request into ours.
 
     Raises:
