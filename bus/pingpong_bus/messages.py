@@ -317,7 +317,7 @@ class HopEnded(_Tagged, frozen=True):
 
 
 class HopChecked(_Tagged, frozen=True):
-    """Follows `HopEnded` of a finished hop."""
+    """Follows `HopEnded` of a finished hop whose spec has `match`."""
 
     hop: str
     prompt_token_match: bool | None

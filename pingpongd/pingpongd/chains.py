@@ -226,7 +226,7 @@ class Chains:
             if record.agents[index].finish_reason is not None:
                 self._apply(record, Checked(index))  # written whole; only the check of its prompt is lost
             else:
-                self._apply(record, Ended(index, "failed", why))
+                self._apply(record, Ended(index, "failed", _blame(record, index, why)))
         self.start_waiting()
 
     def _hop_ended(self, worker: Worker, record: ChainRecord, index: int, message: HopEnded) -> None:
@@ -262,9 +262,11 @@ class Chains:
                 output_tokens=len(agent.output_ids),
                 appends=len(agent.appends),
             )
-        name = record.chain.agents[index].name
-        error = f'agent "{name}": {message.message}' if message.message else ""
+        error = _blame(record, index, message.message) if message.message else ""
         self._apply(record, Ended(index, message.state, error))
+        if message.state == "finished" and record.chain.agents[index].prompt_ids is not None:
+            del self._hops[message.hop]
+            self._apply(record, Checked(index))  # a prompt given as ids has no text to check
 
     def _take_output(self, record: ChainRecord, index: int, upto: int, text: str) -> None:
         """Take the ids up to `upto` from the agent's log, with the text that goes with them."""
@@ -445,3 +447,8 @@ class Chains:
                 data=data,
             )
         )
+
+
+def _blame(record: ChainRecord, index: int, why: str) -> str:
+    """A failure's sentence, with the agent it happened to."""
+    return f'agent "{record.chain.agents[index].name}": {why}'

@@ -32,6 +32,7 @@ from pingpong_bus.messages import (
 )
 from pingpongd.chain_state import ENDED
 from pingpongd.chains import Chains
+from pingpongd.sending import send_now
 
 _log = structlog.get_logger()
 _QUEUED_FRAMES = 10_000  # per client; one that does not read loses its events, and hurts nobody else
@@ -131,13 +132,7 @@ class Control:
 
     def _send(self, client: bytes, message: DaemonMessage) -> bool:
         """Send without waiting; False where the client is gone or does not read."""
-        try:
-            zmq.Socket.send_multipart(self._socket, [client, codec.encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            return False
-        return True
+        return send_now(self._socket, client, codec.encode(message))
 
 
 def _error_reply(request: int, error: PingpongError) -> ErrorReply:

@@ -14,7 +14,7 @@ from typing import Literal
 import structlog
 import zmq.asyncio
 
-from pingpong_bus.errors import ConfigError, PingpongError
+from pingpong_bus.errors import ConfigError, PingpongError, SlabFull
 from pingpong_bus.messages import StatusReply
 from pingpong_bus.slab import Slab
 from pingpong_worker.model_store import resolve_model
@@ -132,6 +132,14 @@ class Daemon:
             workers=[worker.status() for worker in fleet.workers.values()] if fleet else [],
             chains=dict(Counter(summary.state for summary in chains.summaries())),
         )
+
+
+def _create_slab(config: DaemonConfig) -> Slab:
+    """The token slab; memory for it that is not there is a matter of the configuration."""
+    try:
+        return Slab.create(config.slots, config.log_capacity)
+    except SlabFull as error:
+        raise ConfigError(error.message, field="slots", hint=error.hint) from None
 
 
 def _check_devices(config: DaemonConfig) -> None:

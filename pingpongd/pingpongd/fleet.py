@@ -41,6 +41,7 @@ from pingpongd.config import DaemonConfig, GroupConfig
 from pingpongd.placement import GroupView, PrefixMemory
 from pingpongd.process import WorkerProcess
 from pingpongd.runtime_dir import RuntimeDir
+from pingpongd.sending import send_now
 
 _log = structlog.get_logger()
 _STOP_SECONDS = 20.0  # vLLM's own shutdown takes 3.5 s
@@ -227,13 +228,7 @@ class Fleet:
 
     def _send_or_drop(self, worker: Worker, message: SupervisorMessage) -> bool:
         """Whether the worker's socket took the message."""
-        try:
-            zmq.Socket.send_multipart(self._socket, [worker.name.encode(), codec.encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            return False
-        return True
+        return send_now(self._socket, worker.name.encode(), codec.encode(message))
 
     async def _receive(self) -> None:
         while True:

@@ -1,0 +1,139 @@
+"""A daemon in a process of its own, for tests: start it, talk to it, end it, see that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pingpong_bus.errors import DaemonUnavailable
+from pingpong_bus.messages import StatusReply
+from pingpong_client import AsyncClient
+
+HANG_SECONDS = 120.0
+
+SIMULATED = """
+engine = "simulated"
+slots = {slots}
+drain_seconds = {drain}
+[simulated]
+step_ms = {step_ms}
+row_us = 20.0
+max_model_len = 4096
+[[groups]]
+name = "a"
+devices = ["cpu:0"]
+[[groups]]
+name = "b"
+devices = ["cpu:0"]
+"""
+
+
+def simulated_config(*, slots: int = 64, step_ms: float = 1.0, drain: float = 30.0) -> str:
+    """Two groups of the simulated engine."""
+    return SIMULATED.format(slots=slots, step_ms=step_ms, drain=drain)
+
+
+StartDaemon = Callable[..., Awaitable["DaemonProcess"]]
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = HANG_SECONDS) -> None:
+    """Wait for a condition; fail if it does not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:g} s: {what}")
+        await asyncio.sleep(0.02)
+
+
+class DaemonProcess:
+    """`pingpongd` as a user runs it."""
+
+    def __init__(self, folder: Path, config: str, *arguments: str) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        (folder / "config.toml").write_text(config)
+        self.socket = folder / "run" / "control.sock"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pingpongd", "--config", str(folder / "config.toml")]
+                + ["--runtime-dir", str(folder / "run"), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.children: set[psutil.Process] = set()
+
+    def client(self) -> AsyncClient:
+        return AsyncClient(self.socket)
+
+    def log_events(self, event: str) -> list[dict[str, object]]:
+        """The log's objects of one event name."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == event]
+
+    async def ready(self) -> StatusReply:
+        """Wait until every group serves."""
+        deadline = time.monotonic() + HANG_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                pytest.fail(f"the daemon ended with {self.process.returncode}:\n{self.log.read_text()}")
+            try:
+                async with self.client() as client:
+                    status = await client.status()
+            except DaemonUnavailable:
+                status = None
+            if status is not None and status.state == "ready":
+                self.note_children()
+                return status
+            await asyncio.sleep(0.05)
+        pytest.fail(f"the daemon did not get ready:\n{self.log.read_text()}")
+
+    def note_children(self) -> None:
+        """Remember every process that the daemon has started by now."""
+        self.children |= set(psutil.Process(self.process.pid).children(recursive=True))
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Wait for the daemon's end; returns its exit code."""
+        await until(lambda: self.process.poll() is not None, "the daemon's end")
+        return self.process.returncode
+
+    async def leaves_nothing(self, *, sockets: bool = True) -> None:
+        """Check that no process of the daemon's is left, and no socket."""
+
+        def alive() -> list[psutil.Process]:
+            return [child for child in self.children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+        def none_left() -> bool:
+            try:
+                return not alive()
+            except psutil.NoSuchProcess:
+                return False  # it ended between the two looks: look again
+
+        await until(none_left, f"the end of every process, of {len(self.children)}", 30)
+        if sockets:
+            assert not list((self.folder / "run").glob("*"))
+
+    async def stop(self) -> None:
+        """End it, by force if need be; for teardown."""
+        if self.process.poll() is None:
+            self.note_children()
+            self.process.terminate()
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                pytest.fail(f"the daemon did not end at SIGTERM:\n{self.log.read_text()[-4000:]}")
+        await self.leaves_nothing(sockets=False)

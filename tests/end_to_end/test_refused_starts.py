@@ -1,0 +1,52 @@
+"""A daemon that cannot start says why in one sentence, with a documented exit code, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from daemon_process import StartDaemon, simulated_config
+
+VLLM = """
+model = "{model}"
+[[groups]]
+name = "a"
+devices = ["{device}"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "sentence"),
+    [
+        ("slots = ", (), "is not TOML"),
+        ("slots = 0\n" + simulated_config().replace("slots = 64", ""), (), "slots: expected `int` >= 1"),
+        (simulated_config(slots=10**9), (), "shared memory"),
+        (VLLM.format(model="smollm2-135m", device="cpu:4096"), (), 'groups[0].devices: the device "cpu:4096" does not'),
+        (VLLM.format(model="smollm2-135m", device="tpu:0"), (), 'groups[0].devices: "tpu:0" is not a device'),
+        (VLLM.format(model="/no/such/model", device="cpu:0"), (), "/no/such/model"),
+        (simulated_config(), ("--runtime-dir", "/proc/nowhere"), "runtime_dir: the runtime directory"),
+    ],
+)
+async def test_a_wrong_configuration(
+    start_daemon: StartDaemon, config: str, arguments: tuple[str, ...], sentence: str
+) -> None:
+    daemon = await start_daemon(config, *arguments, wait=False)
+    assert await daemon.ended() == 78
+    last = daemon.log.read_text().splitlines()[-1]
+    assert last.startswith("pingpongd: ")
+    assert sentence in last
+    assert "Traceback" not in daemon.log.read_text()
+
+
+async def test_no_configuration_file(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(simulated_config(), "--config", "/no/such/file.toml", wait=False)
+    assert await daemon.ended() == 78
+    assert "there is no configuration file /no/such/file.toml" in daemon.log.read_text()
+
+
+async def test_a_second_daemon_of_the_same_instance(start_daemon: StartDaemon) -> None:
+    first = await start_daemon()
+    second = await start_daemon(None, "--runtime-dir", str(first.folder / "run"), wait=False)
+    assert await second.ended() == 78
+    assert f"already runs in {first.folder}/run (pid {first.process.pid})" in second.log.read_text()
+    async with first.client() as client:
+        assert (await client.status()).state == "ready"
