@@ -151,6 +151,7 @@ class Subscriber:
         if self._closed:
             raise _closed_error()
         if self._slab.words[watch.at] != watch.seen:
+            await asyncio.sleep(0)  # a writer that is always ahead shall not keep this loop to itself
             return
         assert self._loop is not None  # noqa: S101  set by _watch
         watch.asleep = self._loop.create_future()

@@ -310,6 +310,8 @@ def test_ids_and_outputs_keep_their_order_and_neighbours_are_one_part() -> None:
     assert raw_parts(parsed, 1, {}) == [IdsPart([1, 2]), OutputPart(0), OutputPart(0), IdsPart([3])]
 
 
-def test_raw_text_is_split_like_any_other() -> None:
-    parsed = parse_chain(chain(agent(), without("prompt", name="b", raw_prompt="A {{writer}}")))
-    assert raw_parts(parsed, 1, {}) == [TextPart("A "), OutputPart(0)]
+def test_raw_text_keeps_its_own_text_apart_from_inputs() -> None:
+    parsed = parse_chain(
+        chain(agent(), without("prompt", name="b", raw_prompt="A {{input.i}}{{writer}}"), inputs={"i": "<s>"})
+    )
+    assert raw_parts(parsed, 1, {"i": "<s>"}) == [TextPart("A ", control=True), TextPart("<s>"), OutputPart(0)]

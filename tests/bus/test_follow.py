@@ -113,7 +113,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(actions=actions, closed=st.booleans(), late=st.integers(0, 4))
 def test_every_token_once_and_in_order_whatever_the_transport_does(
     context: zmq.Context[Any], actions: list[tuple[str, Any]], closed: bool, late: int
@@ -331,6 +331,19 @@ async def test_a_doorbell_that_rings_while_the_consumer_is_busy_is_not_lost(
         writer.append([2])
         subscriber.ring(stream.slot, stream.generation)
         assert (await anext(views)).ids == [2]
+
+
+async def test_a_writer_that_is_always_ahead_does_not_starve_the_loop(slab: Slab, subscriber: Subscriber) -> None:
+    stream = slab.allocate()
+    writer = TokenLogWriter(slab, stream)
+    writer.append([0])
+    others_turn = asyncio.create_task(asyncio.sleep(0))
+    async with aclosing(subscriber.follow(stream)) as views:
+        async for view in views:
+            if others_turn.done() or view.count == 100:
+                break
+            writer.append([view.count])
+    assert others_turn.done()
 
 
 async def test_an_append_too_long_for_a_frame_still_rings(context: zmq.Context[Any]) -> None:
