@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 
-from pingpong_bus.chain import Chain, IdsPart, OutputPart, RenderedMessage, TextPart, raw_parts, rendered_messages
+from pingpong_bus.chain import Chain, IdsPart, OutputPart, Part, RenderedMessage, TextPart, raw_parts, rendered_messages
 from pingpong_bus.errors import ChainError
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, PreparedAgent, Segment
 from pingpong_worker.simulated_scheduler import EOS
@@ -56,8 +56,12 @@ class SimulatedPrompts:
 
     def join(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
         """The prompt as one text: outputs are decoded and encoded again."""
+        if joined.agent.raw_prompt is not None:
+            segments = self._raw(joined.messages[0].parts)
+        else:
+            segments = self._chat(joined.messages)
         ids: list[int] = []
-        for segment in self._chat(joined.messages):
+        for segment in segments:
             match segment:
                 case Literals(ids=literal):
                     ids.extend(literal)
@@ -69,21 +73,26 @@ class SimulatedPrompts:
         agent = chain.agents[index]
         if agent.raw_prompt is None and agent.prompt_ids is None:
             return PreparedAgent(segments=self._chat(rendered_messages(chain, index, inputs)))
+        for token in agent.prompt_ids or []:
+            if isinstance(token, int) and token >= vocabulary:
+                raise ChainError(
+                    f"token id {token} is not below the vocabulary's size, {vocabulary}.",
+                    field=f"agents[{index}].prompt_ids",
+                    hint="Use ids of this model.",
+                )
+        return PreparedAgent(segments=self._raw(raw_parts(chain, index, inputs)))
+
+    def _raw(self, parts: Sequence[Part]) -> list[Segment]:
         segments: list[Segment] = []
-        for part in raw_parts(chain, index, inputs):
+        for part in parts:
             match part:
                 case TextPart(text):
                     segments.append(Literals(ids=self.encode_text(text)))
-                case OutputPart(other):
-                    segments.append(OutputOf(agent=other))
+                case OutputPart(agent):
+                    segments.append(OutputOf(agent=agent))
                 case IdsPart(ids):
-                    if max(ids) >= vocabulary:
-                        raise ChainError(
-                            f"token id {max(ids)} is not below the vocabulary's size, {vocabulary}.",
-                            field=f"agents[{index}].prompt_ids",
-                        )
                     segments.append(Literals(ids=ids))
-        return PreparedAgent(segments=segments)
+        return segments
 
     def _chat(self, messages: Sequence[RenderedMessage]) -> list[Segment]:
         segments: list[Segment] = []

@@ -1,0 +1,61 @@
+"""The simulated tokenizer keeps the promises of the real one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pingpong_bus.chain import Agent, Chain, RenderedMessage, raw_parts, rendered_messages
+from pingpong_bus.errors import ChainError
+from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, Segment
+from pingpong_worker.simulated_prompts import SimulatedPrompts
+
+PROMPTS = SimulatedPrompts()
+
+
+def splice(segments: list[Segment], outputs: dict[int, list[int]]) -> list[int]:
+    ids: list[int] = []
+    for segment in segments:
+        ids += segment.ids if isinstance(segment, Literals) else outputs[segment.agent]
+    return ids
+
+
+@given(text=st.text(), cuts=st.lists(st.integers(1, 5), max_size=20))
+def test_text_comes_back_however_it_is_cut(text: str, cuts: list[int]) -> None:
+    ids = PROMPTS.encode_text(text)
+    stream = PROMPTS.decode_stream()
+    parts = []
+    for cut in cuts:
+        parts.append(stream.step(ids[:cut]))
+        ids = ids[cut:]
+    assert "".join([*parts, stream.step(ids), stream.finish()]) == text
+
+
+@given(output=st.text(max_size=30))
+@pytest.mark.parametrize("kind", ["prompt", "raw_prompt"])
+def test_spliced_and_joined_prompts_are_equal(kind: str, output: str) -> None:
+    agents = [Agent(name="a", prompt="x"), Agent(name="b", **{kind: "say {{a}} of {{input.t}}"})]
+    chain = Chain(name="c", agents=agents, inputs={"t": "<|im_end|>"})
+    inputs = {"t": "<|im_end|>"}
+    prepared = PROMPTS.prepare(chain, inputs, 4096)[1]
+    outputs = {0: PROMPTS.encode_text(output)}
+    if kind == "prompt":
+        messages = rendered_messages(chain, 1, inputs)
+    else:
+        messages = [RenderedMessage("user", raw_parts(chain, 1, inputs))]  # type: ignore[arg-type]
+    joined = JoinedPrompt(agent=agents[1], messages=messages, outputs={})
+    assert splice(prepared.segments, outputs) == PROMPTS.join(joined, outputs)
+    assert OutputOf(agent=0) in prepared.segments
+
+
+def test_a_user_cannot_end_a_message() -> None:
+    chain = Chain(name="c", agents=[Agent(name="a", prompt="<|im_end|>")])
+    ids = splice(PROMPTS.prepare(chain, {}, 4096)[0].segments, {})
+    assert ids.count(next(iter(PROMPTS.eos_ids))) == 1
+
+
+def test_ids_beyond_the_vocabulary_are_named() -> None:
+    chain = Chain(name="c", agents=[Agent(name="a", prompt_ids=[1, 4096])])
+    with pytest.raises(ChainError, match=r"agents\[0\].prompt_ids.*4096"):
+        PROMPTS.prepare(chain, {}, 4096)
