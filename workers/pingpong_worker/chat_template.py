@@ -77,9 +77,8 @@ class ChatTemplate:
     def __init__(self, render: Render, source: str, control_tokens: Iterable[str]) -> None:
         self._run = render
         lexer = Environment(autoescape=True).lexer
-        self._literals = sorted(
-            {token.value.strip() for token in lexer.tokenize(source) if token.type == "string"} - {""}
-        )
+        strings = {token.value.strip() for token in lexer.tokenize(source) if token.type == "string"} - {""}
+        self._literals = sorted(strings, key=len)  # where "a" matters, say so rather than that "bad" does
         longest_first = sorted(control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._triggers: dict[bytes, str] = {}

@@ -86,16 +86,16 @@ class WindowDecodeStream:
     def _advance(self, ids: list[int]) -> str:
         self._window += ids
         text = self._decode(self._window)
-        self._held = min(len(text) - len(text.rstrip(_REPLACEMENT)), _LONGEST_CHARACTER)
+        self._held = len(text) - len(text.rstrip(_REPLACEMENT))
+        overflow = self._held and len(self._window) > _LONGEST_WINDOW
+        if overflow:
+            self._held = min(self._held, _LONGEST_CHARACTER)
         end = len(text) - self._held
         new = text[self._given : end]
-        if not self._held:
-            self._window = self._window[self._context :]
-        elif len(self._window) > _LONGEST_WINDOW:
-            self._window = self._window[-2 * (_LONGEST_CHARACTER + 1) :]
-        else:
+        if self._held and not overflow:
             self._given = max(self._given, end)
             return new
+        self._window = self._window[-2 * (_LONGEST_CHARACTER + 1) :] if overflow else self._window[self._context :]
         self._context = len(self._window)
         self._given = max(0, len(self._decode(self._window)) - self._held)
         return new
