@@ -1,36 +1,65 @@
-"""chain.json: its structs, its validation, and the references between agents.
+"""chain.json: its structs, its validation and its schema.
 
 Pure: values in, values out. The client checks a file with it before it looks for a daemon; the supervisor checks
-again, for it trusts no client; workers read the structs to render prompts.
-
-A string may hold references::
-
-    {{writer}}          the output of the earlier agent "writer"
-    {{input.topic}}     the value of the chain's input "topic"
-    \\{{                 two literal braces (in a JSON file the backslash is doubled)
-
-Braces that open and are neither of these are an error, not text. Input values are never scanned for references.
+again, for it trusts no client; workers read the structs to render prompts. What strings may hold is said in
+`references`, whose public names can be had from here as well.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from pingpong_bus.errors import ChainError
+from pingpong_bus.references import (
+    INPUT_PREFIX,
+    IdsPart,
+    OutputPart,
+    Part,
+    RenderedMessage,
+    TextPart,
+    has_stray_braces,
+    merge_text,
+    raw_parts,
+    references_in,
+    rendered_messages,
+    text_parts,
+    texts_of,
+    upstreams,
+)
+
+__all__ = [
+    "MAX_CHAIN_BYTES",
+    "Agent",
+    "Chain",
+    "IdsPart",
+    "Message",
+    "Name",
+    "OutputPart",
+    "Part",
+    "RenderedMessage",
+    "TextPart",
+    "TokenId",
+    "json_schema",
+    "merge_text",
+    "parse_chain",
+    "raw_parts",
+    "rendered_messages",
+    "resolve_inputs",
+    "text_parts",
+    "upstreams",
+    "validate_chain",
+]
 
 MAX_CHAIN_BYTES = 16 * 1024 * 1024
 """A chain file larger than this is refused unread."""
 
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}(?!\n)$"
 """Without the look-ahead, Python's ``$`` would let a line break at the end pass."""
-_REFERENCE = re.compile(r"\\\{\{|\{\{\s*([^{}]*?)\s*\}\}")
-_INPUT_PREFIX = "input."
 
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN, description="Letters, digits, _ and -; at most 64.")]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -76,37 +105,6 @@ class Chain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Default values; null where a value has to be given with the submission."""
     start: Literal["first_token", "immediate"] = "first_token"
     """When read-ahead may begin: at the upstream's first token, which keeps its prefill free of company, or at once."""
-
-
-class TextPart(msgspec.Struct, frozen=True, tag="text"):
-    """Text with nothing left to replace."""
-
-    text: str
-    control: bool = False
-    """Whether control tokens written in it count as such: true for the own text of a `raw_prompt`, and for a chat
-    template's; never for input values and outputs."""
-
-
-class OutputPart(msgspec.Struct, frozen=True, tag="output"):
-    """The output of the agent at `agent`, an index into the chain's agents."""
-
-    agent: int
-
-
-class IdsPart(msgspec.Struct, frozen=True, tag="ids"):
-    """Token ids as they are."""
-
-    ids: list[int]
-
-
-Part = TextPart | OutputPart | IdsPart
-
-
-class RenderedMessage(msgspec.Struct, frozen=True):
-    """A message whose inputs are filled in and whose references are resolved to agents."""
-
-    role: str
-    parts: list[TextPart | OutputPart]
 
 
 def parse_chain(data: bytes, *, source: str = "chain") -> Chain:
@@ -160,9 +158,9 @@ def validate_chain(chain: Chain) -> None:
                 hint="Give each agent a name of its own.",
             )
         _check_prompt_kind(agent, where)
-        for field, text in _texts(agent):
+        for field, text in texts_of(agent):
             _check_braces(text, f"{where}.{field}")
-            for reference in _references(text):
+            for reference in references_in(text):
                 _check_reference(reference, chain, seen, index, f"{where}.{field}")
         _check_template_kwargs(agent, where)
         if agent.seed is not None and agent.temperature == 0:
@@ -195,87 +193,6 @@ def resolve_inputs(chain: Chain, given: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def upstreams(chain: Chain, index: int) -> list[int]:
-    """Indices of the agents whose output agent `index` reads, each once, in order of first mention."""
-    positions = {agent.name: at for at, agent in enumerate(chain.agents)}
-    found: list[int] = []
-    for _, text in _texts(chain.agents[index]):
-        for reference in _references(text):
-            at = positions.get(reference)
-            if at is not None and at not in found:
-                found.append(at)
-    return found
-
-
-def rendered_messages(chain: Chain, index: int, inputs: Mapping[str, str]) -> list[RenderedMessage]:
-    """The chat messages of an agent that has `prompt` or `messages`, inputs filled in."""
-    agent = chain.agents[index]
-    if agent.messages is not None:
-        messages: Sequence[Message] = agent.messages
-    else:
-        messages = [Message("system", agent.system)] if agent.system is not None else []
-        messages = [*messages, Message("user", agent.prompt or "")]
-    return [RenderedMessage(message.role, text_parts(chain, message.content, inputs)) for message in messages]
-
-
-def raw_parts(chain: Chain, index: int, inputs: Mapping[str, str]) -> list[Part]:
-    """The parts of an agent that has `raw_prompt` or `prompt_ids`.
-
-    Neighbouring ids come as one part; of a raw prompt, its own text and input values stay apart (`TextPart.control`).
-    """
-    agent = chain.agents[index]
-    if agent.raw_prompt is not None:
-        return list(merge_text(_split(chain, agent.raw_prompt, inputs)))
-    parts: list[Part] = []
-    run: list[int] = []
-    for item in agent.prompt_ids or []:
-        if isinstance(item, int):
-            run.append(item)
-            continue
-        if run:
-            parts.append(IdsPart(run))
-            run = []
-        parts.extend(text_parts(chain, item, inputs))
-    if run:
-        parts.append(IdsPart(run))
-    return parts
-
-
-def text_parts(chain: Chain, text: str, inputs: Mapping[str, str]) -> list[TextPart | OutputPart]:
-    """Split a template string at its references; text and input values that touch become one part."""
-    return merge_text(
-        TextPart(part.text) if isinstance(part, TextPart) else part for part in _split(chain, text, inputs)
-    )
-
-
-def merge_text(parts: Iterable[TextPart | OutputPart]) -> list[TextPart | OutputPart]:
-    """Join neighbouring text of one kind; empty text is dropped."""
-    merged: list[TextPart | OutputPart] = []
-    present = (part for part in parts if isinstance(part, OutputPart) or part.text)
-    for control, run in groupby(present, key=lambda part: part.control if isinstance(part, TextPart) else None):
-        if control is None:
-            merged.extend(run)
-        else:
-            merged.append(TextPart("".join(part.text for part in run if isinstance(part, TextPart)), control))
-    return merged
-
-
-def _split(chain: Chain, text: str, inputs: Mapping[str, str]) -> Iterator[TextPart | OutputPart]:
-    positions = {agent.name: at for at, agent in enumerate(chain.agents)}
-    at = 0
-    for match in _REFERENCE.finditer(text):
-        yield TextPart(text[at : match.start()], control=True)
-        at = match.end()
-        reference = match.group(1)
-        if reference is None:
-            yield TextPart("{{", control=True)
-        elif reference.startswith(_INPUT_PREFIX):
-            yield TextPart(inputs[reference.removeprefix(_INPUT_PREFIX)])
-        else:
-            yield OutputPart(positions[reference])
-    yield TextPart(text[at:], control=True)
-
-
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of chain.json, generated from the structs."""
     schema = msgspec.json.schema(Chain)
@@ -285,27 +202,6 @@ def json_schema() -> dict[str, Any]:
         "title": "pingpongd chain",
         **schema,
     }
-
-
-def _texts(agent: Agent) -> Iterator[tuple[str, str]]:
-    """Every string of an agent that may hold references, with the path of its field."""
-    if agent.system is not None:
-        yield "system", agent.system
-    if agent.prompt is not None:
-        yield "prompt", agent.prompt
-    for at, message in enumerate(agent.messages or []):
-        yield f"messages[{at}].content", message.content
-    if agent.raw_prompt is not None:
-        yield "raw_prompt", agent.raw_prompt
-    for at, item in enumerate(agent.prompt_ids or []):
-        if isinstance(item, str):
-            yield f"prompt_ids[{at}]", item
-
-
-def _references(text: str) -> Iterator[str]:
-    for match in _REFERENCE.finditer(text):
-        if match.group(1) is not None:
-            yield match.group(1)
 
 
 def _check_prompt_kind(agent: Agent, where: str) -> None:
@@ -339,7 +235,7 @@ def _check_prompt_kind(agent: Agent, where: str) -> None:
                 field=f"{where}.prompt_ids[{at}]",
                 hint='Write ids as numbers and an output as "{{agent}}".',
             )
-        if isinstance(item, str) and item.strip("{} ").startswith(_INPUT_PREFIX):
+        if isinstance(item, str) and item.strip("{} ").startswith(INPUT_PREFIX):
             raise ChainError(
                 "an input is text, and prompt_ids takes ids.",
                 field=f"{where}.prompt_ids[{at}]",
@@ -366,8 +262,7 @@ def _check_template_kwargs(agent: Agent, where: str) -> None:
 
 
 def _check_braces(text: str, field: str) -> None:
-    stray = _REFERENCE.sub(" ", text).find("{{")
-    if stray >= 0:
+    if has_stray_braces(text):
         raise ChainError(
             'there is a "{{" that opens no reference.',
             field=field,
@@ -376,8 +271,8 @@ def _check_braces(text: str, field: str) -> None:
 
 
 def _check_reference(reference: str, chain: Chain, seen: Mapping[str, int], index: int, field: str) -> None:
-    if reference.startswith(_INPUT_PREFIX):
-        name = reference.removeprefix(_INPUT_PREFIX)
+    if reference.startswith(INPUT_PREFIX):
+        name = reference.removeprefix(INPUT_PREFIX)
         if name not in chain.inputs:
             known = ", ".join(f"input.{known}" for known in chain.inputs) or "none"
             raise ChainError(
