@@ -18,8 +18,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def provenance() -> dict[str, Any]:
     """Machine, versions, commit and date, ready for JSON.
 
-    Keys: date, machine (cpu, cores, usable_cores, memory_gib, gpus), kernel, python, packages (those installed),
-    commit, dirty (whether tracked files differ from the commit; null outside a repository).
+    Keys: date, machine (cpu, cores, usable_cores, memory_gib, gpus), load (processes that wanted a core in the last
+    minute: what else ran), kernel, python, packages (those installed), commit, dirty (whether tracked files differ
+    from the commit; null outside a repository).
     """
     commit = _output("git", "-C", str(REPOSITORY), "rev-parse", "HEAD")
     changes = _output("git", "-C", str(REPOSITORY), "status", "--porcelain", "--untracked-files=no")
@@ -32,6 +33,7 @@ def provenance() -> dict[str, Any]:
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "gpus": _gpus(),
         },
+        "load": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "packages": _versions(),

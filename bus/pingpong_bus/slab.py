@@ -152,6 +152,7 @@ class Slab:
         """
         try:
             slots, capacity = _read_header(fd)
+            os.set_inheritable(fd, False)  # what this process starts shall not keep the memory alive
             return cls(fd, slots, capacity, creator=False)
         except BaseException:
             os.close(fd)

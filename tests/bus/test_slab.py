@@ -83,7 +83,10 @@ def test_the_word_holds_the_largest_values() -> None:
 
 def test_an_attached_slab_sees_the_same_memory_and_gives_nothing_away(slab: Slab) -> None:
     stream = slab.allocate()
-    with Slab.attach(os.dup(slab.fd)) as other:
+    inherited = os.dup(slab.fd)
+    os.set_inheritable(inherited, True)
+    with Slab.attach(inherited) as other:
+        assert not os.get_inheritable(other.fd)
         assert (other.slots, other.capacity) == (3, 10)
         assert other.require(stream) == (LogState.OPEN, 0)
         assert other.writer_pid(stream) == 0
