@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 import structlog
-import zmq
 import zmq.asyncio
 
 from pingpong_bus import codec
@@ -32,7 +31,7 @@ from pingpong_bus.messages import (
 )
 from pingpongd.chain_state import ENDED
 from pingpongd.chains import Chains
-from pingpongd.sending import send_now
+from pingpongd.sending import bind_router, send_now
 
 _log = structlog.get_logger()
 _QUEUED_FRAMES = 10_000  # per client; one that does not read loses its events, and hurts nobody else
@@ -42,12 +41,7 @@ class Control:
     """Serves clients on a ROUTER socket."""
 
     def __init__(self, endpoint: str, context: zmq.asyncio.Context) -> None:
-        self._socket = context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what is sent to a client that is gone vanishes
-        self._socket.setsockopt(zmq.SNDHWM, _QUEUED_FRAMES)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_CONTROL_BYTES)
-        self._socket.bind(endpoint)
+        self._socket = bind_router(context, endpoint, linger_ms=1000, queued_frames=_QUEUED_FRAMES)
         self._followers: dict[str, set[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

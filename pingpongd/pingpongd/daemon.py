@@ -52,7 +52,7 @@ class Daemon:
         path = Path(config.runtime_dir) if config.runtime_dir else default_runtime_dir(config.instance)
         with (
             RuntimeDir(path.absolute(), config.instance) as runtime,
-            Slab.create(config.slots, config.log_capacity) as slab,
+            _create_slab(config) as slab,
         ):
             context = zmq.asyncio.Context()
             try:

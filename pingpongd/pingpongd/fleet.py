@@ -9,7 +9,6 @@ from functools import partial
 from typing import Literal, Protocol
 
 import structlog
-import zmq
 import zmq.asyncio
 
 from pingpong_bus import codec
@@ -41,7 +40,7 @@ from pingpongd.config import DaemonConfig, GroupConfig
 from pingpongd.placement import GroupView, PrefixMemory
 from pingpongd.process import WorkerProcess
 from pingpongd.runtime_dir import RuntimeDir
-from pingpongd.sending import send_now
+from pingpongd.sending import bind_router, send_now
 
 _log = structlog.get_logger()
 _STOP_SECONDS = 20.0  # vLLM's own shutdown takes 3.5 s
@@ -113,12 +112,7 @@ class Fleet:
         self._runtime = runtime
         self._slab = slab
         self._listener = listener
-        self._socket = context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else a message to a worker that is gone vanishes
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(runtime.workers)
+        self._socket = bind_router(context, runtime.workers, linger_ms=0, queued_frames=0)
         self.workers = {group.name: Worker(group, runtime.bell(group.name)) for group in config.groups}
         self._requests = itertools.count(1)
         self._waiting: dict[int, tuple[Worker, asyncio.Future[WorkerMessage]]] = {}

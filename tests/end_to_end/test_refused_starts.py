@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from daemon_process import StartDaemon, simulated_config
@@ -50,3 +52,12 @@ async def test_a_second_daemon_of_the_same_instance(start_daemon: StartDaemon) -
     assert f"already runs in {first.folder}/run (pid {first.process.pid})" in second.log.read_text()
     async with first.client() as client:
         assert (await client.status()).state == "ready"
+
+
+async def test_something_else_where_the_socket_goes(start_daemon: StartDaemon, folder: Path) -> None:
+    taken = folder / "taken"
+    (taken / "control.sock").mkdir(parents=True)
+    daemon = await start_daemon(None, "--runtime-dir", str(taken), wait=False)
+    assert await daemon.ended() == 78
+    assert f"the socket {taken}/control.sock cannot be bound" in daemon.log.read_text()
+    assert "Traceback" not in daemon.log.read_text()
