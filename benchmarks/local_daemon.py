@@ -1,0 +1,120 @@
+"""A daemon of one's own for the time of a measurement: started, waited for, stopped, with nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pingpong_bus.errors import PingpongError
+
+LogEvent = dict[str, Any]
+
+STOP_S = 60.0
+"""An engine takes some seconds to shut down; a daemon that takes longer than this is killed."""
+HASTE_S = 0.5
+"""After a failure, how long the daemon may drain before it is told to cancel what runs."""
+
+
+class DaemonEnded(PingpongError):
+    """The daemon ended by itself."""
+
+
+@asynccontextmanager
+async def local_daemon(
+    config: Path,
+    *,
+    flags: Sequence[str] = (),
+    runtime_dir: Path | None = None,
+    on_event: Callable[[LogEvent], None] = lambda _: None,
+) -> AsyncIterator[Path]:
+    """Run a daemon and yield its folder of sockets once all engines serve.
+
+    SIGTERM to this process ends the body like an interrupt, so that the daemon is stopped then too.
+
+    Args:
+        config: the daemon's TOML file.
+        flags: more flags of `pingpongd`.
+        runtime_dir: where its sockets are; None: a private temporary folder.
+        on_event: is given each record of the daemon's log.
+
+    Raises:
+        DaemonEnded: it ended before it was ready; the message has its last words.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - a coroutine always runs in a task
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        with tempfile.TemporaryDirectory(prefix="pingpong-") as private:
+            folder = runtime_dir or Path(private)
+            async with _process(config, folder, flags, on_event):
+                yield folder
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+@asynccontextmanager
+async def _process(
+    config: Path, folder: Path, flags: Sequence[str], on_event: Callable[[LogEvent], None]
+) -> AsyncIterator[None]:
+    ready = asyncio.Event()
+    last_lines: deque[str] = deque(maxlen=5)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "pingpongd", "--config", str(config), "--runtime-dir", str(folder), "--log-format", "json", *flags),
+        stderr=asyncio.subprocess.PIPE,
+        limit=2**22,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        start_new_session=True,  # an interrupt at the terminal reaches us alone; we stop the daemon in our own time
+    )
+
+    async def read_log() -> None:
+        assert process.stderr is not None  # noqa: S101 - it was asked for
+        async for line in process.stderr:
+            try:
+                event = msgspec.json.decode(line, type=LogEvent)
+            except msgspec.MsgspecError:  # a line that no logger wrote: a warning, or the error that it ends with
+                last_lines.append(line.decode(errors="replace").strip())
+                continue
+            if event.get("event") == "daemon_ready":
+                ready.set()
+            on_event(event)
+
+    reading = asyncio.create_task(read_log())
+    waiting = asyncio.create_task(ready.wait())
+    haste = True
+    try:
+        await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.is_set():
+            raise DaemonEnded(" ".join(last_lines) or f"the daemon ended with code {await process.wait()}.")
+        yield
+        haste = False
+    finally:
+        waiting.cancel()
+        await _stop(process, haste=haste)
+        await asyncio.gather(reading, waiting, return_exceptions=True)
+
+
+async def _stop(process: asyncio.subprocess.Process, *, haste: bool) -> None:
+    """End the daemon and wait for it; an interrupt while waiting does not make us leave it behind."""
+    limits = [HASTE_S, STOP_S] if haste else [STOP_S]
+    for limit in limits:
+        if process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.terminate()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(process.wait()), limit)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
