@@ -6,7 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,18 +31,38 @@ def slab() -> Iterator[Slab]:
         yield made
 
 
-def start(role: str, slab: Slab, stream: StreamRef, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(CHILD), role, str(slab.fd), str(stream.slot), str(stream.generation), *arguments],
-        pass_fds=[slab.fd],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+async def subscriber(slab: Slab) -> AsyncIterator[Subscriber]:
+    with zmq.Context() as context:
+        made = Subscriber(context, slab)
+        yield made
+        await made.close()
 
 
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts `bus_process.py`; whatever a failed test leaves of it ends with the test."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start_one(role: str, slab: Slab, stream: StreamRef, *arguments: str) -> subprocess.Popen[str]:
+        children.append(
+            subprocess.Popen(
+                [sys.executable, str(CHILD), role, str(slab.fd), str(stream.slot), str(stream.generation), *arguments],
+                pass_fds=[slab.fd],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return children[-1]
+
+    yield start_one
+    for child in children:
+        child.kill()
+        child.communicate()
 
 
 def target_of(pid: int, fd: int) -> str:
@@ -51,15 +71,7 @@ def target_of(pid: int, fd: int) -> str:
 
 async def finish(child: subprocess.Popen[str]) -> int:
     """Wait for a child without stopping the loop; its exit status."""
-    try:
-        async with asyncio.timeout(HANG_SECONDS):
-            return await asyncio.to_thread(child.wait, HANG_SECONDS)
-    finally:
-        child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stdout):
-            assert pipe is not None
-            pipe.close()
+    return await asyncio.to_thread(child.wait, HANG_SECONDS)
 
 
 async def gather(subscriber: Subscriber, stream: StreamRef) -> list[int]:
@@ -73,36 +85,33 @@ async def gather(subscriber: Subscriber, stream: StreamRef) -> list[int]:
 
 @pytest.mark.parametrize("stores", range(STORES + 1))
 async def test_a_writer_killed_between_any_two_stores_loses_nothing_and_doubles_nothing(
-    slab: Slab, stores: int
+    slab: Slab, subscriber: Subscriber, start: Start, stores: int
 ) -> None:
     stream = slab.allocate()
-    with zmq.Context() as context:
-        subscriber = Subscriber(context, slab)
-        follower = asyncio.create_task(gather(subscriber, stream))
-        status = await finish(start("kill", slab, stream, str(stores)))
-        assert status == (0 if stores == STORES else -signal.SIGKILL)
+    follower = asyncio.create_task(gather(subscriber, stream))
+    status = await finish(start("kill", slab, stream, str(stores)))
+    assert status == (0 if stores == STORES else -signal.SIGKILL)
 
-        left = TokenLogReader(slab, stream).read()
-        assert left.ids == WHOLE[: left.count]
-        assert left.count in {sum(map(len, BATCHES[:whole])) for whole in range(len(BATCHES) + 1)}
-        assert left.state is (LogState.CLOSED if stores == STORES else LogState.OPEN)
-        assert left.stop_token == (17 if stores == STORES else None)
-        if left.state is LogState.OPEN:
-            successor = TokenLogWriter(slab, stream)
-            assert successor.count == left.count
-            # Another engine may go on in other words; the log is then what was committed, and its.
-            rest = [100 + token for token in WHOLE[left.count :]]
-            successor.append(rest)
-            successor.close("length")
-            assert await follower == WHOLE[: left.count] + rest
-            last = TokenLogReader(slab, stream).read()
-            assert (last.finish_reason, last.stop_token) == ("length", None)
-        else:
-            assert await follower == WHOLE
-        await subscriber.close()
+    left = TokenLogReader(slab, stream).read()
+    assert left.ids == WHOLE[: left.count]
+    assert left.count in {sum(map(len, BATCHES[:whole])) for whole in range(len(BATCHES) + 1)}
+    assert left.state is (LogState.CLOSED if stores == STORES else LogState.OPEN)
+    assert left.stop_token == (17 if stores == STORES else None)
+    if left.state is LogState.OPEN:
+        successor = TokenLogWriter(slab, stream)
+        assert successor.count == left.count
+        # Another engine may go on in other words; the log is then what was committed, and its.
+        rest = [100 + token for token in WHOLE[left.count :]]
+        successor.append(rest)
+        successor.close("length")
+        assert await follower == WHOLE[: left.count] + rest
+        last = TokenLogReader(slab, stream).read()
+        assert (last.finish_reason, last.stop_token) == ("length", None)
+    else:
+        assert await follower == WHOLE
 
 
-async def test_a_reader_beside_the_writer_sees_no_torn_log(slab: Slab) -> None:
+async def test_a_reader_beside_the_writer_sees_no_torn_log(slab: Slab, start: Start) -> None:
     """One slot, written and reused as fast as can be: each id says which generation and place it belongs to."""
     slab.allocate()
     stream = slab.allocate()
@@ -129,31 +138,28 @@ async def test_a_reader_beside_the_writer_sees_no_torn_log(slab: Slab) -> None:
     assert gone > 10
 
 
-async def test_a_high_water_mark_of_one_loses_no_token(slab: Slab, tmp_path: Path) -> None:
+async def test_a_high_water_mark_of_one_loses_no_token(
+    slab: Slab, subscriber: Subscriber, start: Start, tmp_path: Path
+) -> None:
     stream, endpoint = slab.allocate(), f"ipc://{tmp_path}/bell.sock"
-    with zmq.Context() as context:
-        subscriber = Subscriber(context, slab)
-        subscriber.connect(endpoint)  # before it is bound
-        follower = asyncio.create_task(gather(subscriber, stream))
-        status, seen = await asyncio.gather(finish(start("publish", slab, stream, endpoint, "20000")), follower)
-        assert status == 0
-        assert seen == list(range(20_000))
-        assert subscriber.garbage_frames == 0
-        await subscriber.close()
+    subscriber.connect(endpoint)  # before it is bound
+    follower = asyncio.create_task(gather(subscriber, stream))
+    status, seen = await asyncio.gather(finish(start("publish", slab, stream, endpoint, "20000")), follower)
+    assert status == 0
+    assert seen == list(range(20_000))
+    assert subscriber.garbage_frames == 0
 
 
-async def test_who_comes_late_reads_from_the_start(slab: Slab, tmp_path: Path) -> None:
+async def test_who_comes_late_reads_from_the_start(
+    slab: Slab, subscriber: Subscriber, start: Start, tmp_path: Path
+) -> None:
     stream, endpoint = slab.allocate(), f"ipc://{tmp_path}/bell.sock"
     assert await finish(start("publish", slab, stream, endpoint, "100")) == 0
-    with zmq.Context() as context:
-        subscriber = Subscriber(context, slab)
-        subscriber.connect(endpoint)  # nobody is there any more
-        assert await gather(subscriber, stream) == list(range(100))
-        await subscriber.close()
+    subscriber.connect(endpoint)  # nobody is there any more
+    assert await gather(subscriber, stream) == list(range(100))
 
 
-async def test_a_killed_process_leaves_its_tokens_and_nothing_else() -> None:
-    before = open_descriptors()
+async def test_a_killed_process_leaves_its_tokens_and_nothing_else(start: Start) -> None:
     with Slab.create(slots=1, capacity=10) as slab:
         stream = slab.allocate()
         child = start("hold", slab, stream)
@@ -165,4 +171,3 @@ async def test_a_killed_process_leaves_its_tokens_and_nothing_else() -> None:
         child.kill()
         assert await finish(child) == -signal.SIGKILL
         assert TokenLogReader(slab, stream).read().ids == [1, 2, 3]
-    assert open_descriptors() == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pingpong_bus import subscriber as subscriber_module
-from pingpong_bus.codec import MAX_BELL_BYTES, bell_topic, encode_bell
+from pingpong_bus.codec import MAX_BELL_BYTES, MAX_BELL_IDS, bell_topic, encode_bell
 from pingpong_bus.errors import BusError, StreamGone
 from pingpong_bus.messages import PROTOCOL_VERSION, StreamRef, TokenChunk
 from pingpong_bus.publisher import Publisher
@@ -40,11 +40,25 @@ def slab() -> Iterator[Slab]:
         yield made
 
 
+@asynccontextmanager
+async def listening(context: zmq.Context[Any], slab: Slab) -> AsyncIterator[Subscriber]:
+    subscriber = Subscriber(context, slab)
+    try:
+        yield subscriber
+    finally:
+        await subscriber.close()
+
+
 @pytest.fixture
 async def subscriber(context: zmq.Context[Any], slab: Slab) -> AsyncIterator[Subscriber]:
-    made = Subscriber(context, slab)
-    yield made
-    await made.close()
+    async with listening(context, slab) as made:
+        yield made
+
+
+@pytest.fixture
+def transport(context: zmq.Context[Any]) -> Iterator[Faulty]:
+    with closing(Faulty(context)) as made:
+        yield made
 
 
 class Faulty:
@@ -119,13 +133,12 @@ def test_every_token_once_and_in_order_whatever_the_transport_does(
     context: zmq.Context[Any], actions: list[tuple[str, Any]], closed: bool, late: int
 ) -> None:
     async def play() -> None:
-        with Slab.create(slots=1, capacity=200) as slab:
-            transport, subscriber = Faulty(context), Subscriber(context, slab)
+        stream = slab.allocate()
+        writer = TokenLogWriter(slab, stream)
+        written: list[int] = []
+        followers: list[tuple[int, asyncio.Task[tuple[list[int], LogView]]]] = []
+        async with listening(context, slab) as subscriber:
             subscriber.connect(transport.endpoint)
-            stream = slab.allocate()
-            writer = TokenLogWriter(slab, stream)
-            written: list[int] = []
-            followers: list[tuple[int, asyncio.Task[tuple[list[int], LogView]]]] = []
 
             async def follow(start: int) -> None:
                 followers.append((start, asyncio.create_task(gather(subscriber, stream, start))))
@@ -156,10 +169,9 @@ def test_every_token_once_and_in_order_whatever_the_transport_does(
                 assert seen == written[start:]
                 assert last.state is (LogState.CLOSED if closed else LogState.ABORTED)
                 assert last.stop_token == (7 if closed else None)
-            await subscriber.close()
-            transport.close()
 
-    asyncio.run(play())
+    with Slab.create(slots=1, capacity=200) as slab, closing(Faulty(context)) as transport:
+        asyncio.run(play())
 
 
 async def test_without_any_doorbell_the_sweep_finds_every_token(slab: Slab, subscriber: Subscriber) -> None:
@@ -179,10 +191,9 @@ async def test_without_any_doorbell_the_sweep_finds_every_token(slab: Slab, subs
 
 
 async def test_a_doorbell_alone_is_enough(
-    context: zmq.Context[Any], slab: Slab, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
+    transport: Faulty, slab: Slab, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriber_module, "SWEEP_SECONDS", 3600)
-    transport = Faulty(context)
     subscriber.connect(transport.endpoint)
     stream = slab.allocate()
     writer = TokenLogWriter(slab, stream)
@@ -197,15 +208,13 @@ async def test_a_doorbell_alone_is_enough(
             transport.deliver(transport.frames[-1])
             assert (await step).ids == [token]
     assert await transport.subscribed() == b"\x00" + bell_topic(stream.slot, stream.generation)
-    transport.close()
 
 
 async def test_a_storm_of_doorbells_loses_none(
-    context: zmq.Context[Any], slab: Slab, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
+    transport: Faulty, slab: Slab, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More frames than one callback takes: the rest must be taken although the descriptor reports no new edge."""
     monkeypatch.setattr(subscriber_module, "SWEEP_SECONDS", 3600)
-    transport = Faulty(context)
     subscriber.connect(transport.endpoint)
     stream = slab.allocate()
     writer = TokenLogWriter(slab, stream)
@@ -221,13 +230,9 @@ async def test_a_storm_of_doorbells_loses_none(
     transport.deliver(transport.frames[-1])
     seen, _ = await step
     assert seen == [1]
-    transport.close()
 
 
-async def test_garbage_is_counted_and_harms_nobody(
-    context: zmq.Context[Any], slab: Slab, subscriber: Subscriber
-) -> None:
-    transport = Faulty(context)
+async def test_garbage_is_counted_and_harms_nobody(transport: Faulty, slab: Slab, subscriber: Subscriber) -> None:
     subscriber.connect(transport.endpoint)
     stream = slab.allocate()
     task = asyncio.create_task(gather(subscriber, stream))
@@ -242,7 +247,6 @@ async def test_garbage_is_counted_and_harms_nobody(
     assert not task.done()
     TokenLogWriter(slab, stream).close("stop")
     assert (await task)[0] == []
-    transport.close()
 
 
 # ------------------------------------------------------------------------------------------------------------ reuse
@@ -251,10 +255,13 @@ async def test_garbage_is_counted_and_harms_nobody(
 @pytest.mark.parametrize("reuse", [False, True])
 async def test_a_slot_reused_under_a_sleeping_follower_is_gone(context: zmq.Context[Any], reuse: bool) -> None:
     with Slab.create(slots=1, capacity=10) as slab:
-        subscriber = Subscriber(context, slab)
         stream = slab.allocate()
         TokenLogWriter(slab, stream).append([1, 2])
-        async with asyncio.timeout(HANG_SECONDS), aclosing(subscriber.follow(stream)) as views:
+        async with (
+            asyncio.timeout(HANG_SECONDS),
+            listening(context, slab) as subscriber,
+            aclosing(subscriber.follow(stream)) as views,
+        ):
             assert (await anext(views)).ids == [1, 2]
             step = asyncio.ensure_future(anext(views))
             await asyncio.sleep(0)
@@ -264,7 +271,6 @@ async def test_a_slot_reused_under_a_sleeping_follower_is_gone(context: zmq.Cont
                 TokenLogWriter(slab, slab.allocate()).append([3, 4])
             with pytest.raises(StreamGone):
                 await step
-        await subscriber.close()
 
 
 async def test_a_stream_that_is_gone_already_is_refused(slab: Slab, subscriber: Subscriber) -> None:
@@ -278,45 +284,45 @@ async def test_a_stream_that_is_gone_already_is_refused(slab: Slab, subscriber: 
 
 
 async def test_publisher_and_follower_meet_whatever_kind_of_context_they_have(slab: Slab, tmp_path: Path) -> None:
-    with zmq.asyncio.Context() as ours, zmq.Context() as theirs:
-        publisher = Publisher(ours, f"ipc://{tmp_path}/bell.sock", high_water_mark=1)
-        subscriber = Subscriber(theirs, slab)
-        for _ in range(2):
-            subscriber.connect(publisher.endpoint)
-        stream = slab.allocate()
-        writer = TokenLogWriter(slab, stream)
-        task = asyncio.create_task(gather(subscriber, stream))
-        for token in range(500):
-            publisher.ring(stream, writer.append([token]), [token], LogState.OPEN)
-            if token % 50 == 0:
-                await asyncio.sleep(0)
-        writer.close("stop", 3)
-        publisher.ring(stream, writer.count, [], LogState.CLOSED)
-        seen, last = await task
-        assert seen == list(range(500))
-        assert (last.finish_reason, last.stop_token) == ("stop", 3)
-        assert subscriber.garbage_frames == 0
-        await subscriber.close()
-        publisher.close()
+    with (
+        zmq.asyncio.Context() as ours,
+        zmq.Context() as theirs,
+        closing(Publisher(ours, f"ipc://{tmp_path}/bell.sock", high_water_mark=1)) as publisher,
+    ):
+        async with listening(theirs, slab) as subscriber:
+            for _ in range(2):
+                subscriber.connect(publisher.endpoint)
+            stream = slab.allocate()
+            writer = TokenLogWriter(slab, stream)
+            task = asyncio.create_task(gather(subscriber, stream))
+            for token in range(500):
+                publisher.ring(stream, writer.append([token]), [token], LogState.OPEN)
+                if token % 50 == 0:
+                    await asyncio.sleep(0)
+            writer.close("stop", 3)
+            publisher.ring(stream, writer.count, [], LogState.CLOSED)
+            seen, last = await task
+            assert seen == list(range(500))
+            assert (last.finish_reason, last.stop_token) == ("stop", 3)
+            assert subscriber.garbage_frames == 0
 
 
 async def test_the_own_subscriber_is_rung_without_a_socket(
     context: zmq.Context[Any], slab: Slab, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriber_module, "SWEEP_SECONDS", 3600)
-    publisher = Publisher(context, f"inproc://own-{next(numbers)}")
-    publisher.local = subscriber
     stream = slab.allocate()
     writer = TokenLogWriter(slab, stream)
-    task = asyncio.create_task(gather(subscriber, stream))
-    for token in range(5):
+    with closing(Publisher(context, f"inproc://own-{next(numbers)}")) as publisher:
+        publisher.local = subscriber
+        task = asyncio.create_task(gather(subscriber, stream))
+        for token in range(5):
+            await asyncio.sleep(0)
+            publisher.ring(stream, writer.append([token]), [token], LogState.OPEN)
         await asyncio.sleep(0)
-        publisher.ring(stream, writer.append([token]), [token], LogState.OPEN)
-    await asyncio.sleep(0)
-    writer.close("stop")
-    publisher.ring(stream, 5, [], LogState.CLOSED)
-    assert (await task)[0] == [0, 1, 2, 3, 4]
-    publisher.close()
+        writer.close("stop")
+        publisher.ring(stream, 5, [], LogState.CLOSED)
+        assert (await task)[0] == [0, 1, 2, 3, 4]
 
 
 async def test_a_doorbell_that_rings_while_the_consumer_is_busy_is_not_lost(
@@ -347,18 +353,20 @@ async def test_a_writer_that_is_always_ahead_does_not_starve_the_loop(slab: Slab
 
 
 async def test_an_append_too_long_for_a_frame_still_rings(context: zmq.Context[Any]) -> None:
-    with Slab.create(slots=1, capacity=300_000) as slab:
-        publisher, subscriber = Publisher(context, f"inproc://long-{next(numbers)}"), Subscriber(context, slab)
-        subscriber.connect(publisher.endpoint)
+    ids = [2**32 - 1] * (MAX_BELL_IDS + 1)
+    with (
+        Slab.create(slots=1, capacity=len(ids)) as slab,
+        closing(Publisher(context, f"inproc://long-{next(numbers)}")) as publisher,
+    ):
         stream = slab.allocate()
         writer = TokenLogWriter(slab, stream)
-        task = asyncio.create_task(gather(subscriber, stream))
-        ids = [2**32 - 1] * 300_000
-        publisher.ring(stream, writer.append(ids), ids, LogState.OPEN)
-        writer.close("length")
-        assert (await task)[0] == ids
-        await subscriber.close()
-        publisher.close()
+        async with listening(context, slab) as subscriber:
+            subscriber.connect(publisher.endpoint)
+            task = asyncio.create_task(gather(subscriber, stream))
+            publisher.ring(stream, writer.append(ids), ids, LogState.OPEN)
+            writer.close("length")
+            assert (await task)[0] == ids
+            assert subscriber.garbage_frames == 0
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///nowhere/at/all.sock", "nonsense", "tcp://127.0.0.1:notaport"])
