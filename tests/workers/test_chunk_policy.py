@@ -22,30 +22,50 @@ def progress(**changes: object) -> PromptProgress:
 
 class TestOneDecision:
     def test_first_append_takes_the_static_prefix_at_once(self) -> None:
-        assert decide(progress(sent=0, pending=3), AppendPace(), 32) == Append(3)
+        assert decide(progress(sent=0, pending=3), AppendPace(), 32, 1) == Append(3)
 
     def test_complete_prompt_is_finalized_without_an_append(self) -> None:
-        assert decide(progress(sent=0, complete=True, literal_tail=False), AppendPace(), 32) == Finalize()
+        assert decide(progress(sent=0, complete=True, literal_tail=False), AppendPace(), 32, 1) == Finalize()
 
     def test_finalize_overtakes_an_append(self) -> None:
-        assert decide(progress(complete=True, in_flight=True, literal_tail=False), AppendPace(), 32) == Finalize()
+        assert decide(progress(complete=True, in_flight=True, literal_tail=False), AppendPace(), 32, 1) == Finalize()
 
     def test_one_append_at_a_time(self) -> None:
-        assert decide(progress(in_flight=True), AppendPace(), 32) == Wait()
+        assert decide(progress(in_flight=True), AppendPace(), 32, 1) == Wait()
 
     def test_later_appends_are_coalesced(self) -> None:
-        assert decide(progress(pending=31), AppendPace(), 32) == Wait()
-        assert decide(progress(pending=32), AppendPace(), 32) == Append(32)
+        assert decide(progress(pending=31), AppendPace(), 32, 1) == Wait()
+        assert decide(progress(pending=32), AppendPace(), 32, 1) == Append(32)
 
     def test_a_token_is_kept_back_where_nothing_else_is_sure_to_follow(self) -> None:
-        assert decide(progress(pending=33, literal_tail=False), AppendPace(), 32) == Append(32)
-        assert decide(progress(sent=0, pending=1, literal_tail=False), AppendPace(), 32) == Wait()
+        assert decide(progress(pending=33, literal_tail=False), AppendPace(), 32, 1) == Append(32)
+        assert decide(progress(sent=0, pending=1, literal_tail=False), AppendPace(), 32, 1) == Wait()
 
     def test_no_append_that_would_still_be_computed_at_the_end(self) -> None:
         pace = AppendPace(tokens=32, arrivals=4)
-        assert decide(progress(pending=32, remaining=5), pace, 32) == Wait()
-        assert decide(progress(pending=32, remaining=6), pace, 32) == Append(32)
-        assert decide(progress(pending=64, remaining=9), pace, 32) == Wait()
+        assert decide(progress(pending=32, remaining=5), pace, 32, 1) == Wait()
+        assert decide(progress(pending=32, remaining=6), pace, 32, 1) == Append(32)
+        assert decide(progress(pending=64, remaining=9), pace, 32, 1) == Wait()
+
+    def test_a_smaller_append_at_the_last_moment(self) -> None:
+        pace = AppendPace(tokens=32, arrivals=4)
+        decisions = {left: decide(progress(pending=40 - left, remaining=left), pace, 64, 1) for left in range(40)}
+        assert {left: decision.tokens for left, decision in decisions.items() if isinstance(decision, Append)} == {
+            7: 33,
+            8: 32,
+        }
+
+    def test_no_small_append_while_a_full_one_can_still_come_in_time(self) -> None:
+        pace = AppendPace(tokens=32, arrivals=4)
+        assert decide(progress(pending=28, remaining=11), pace, 32, 1) == Wait()
+        assert decide(progress(pending=32, remaining=7), pace, 32, 1) == Append(32)
+
+    def test_appends_end_with_a_block(self) -> None:
+        assert decide(progress(sent=0, pending=100), AppendPace(), 32, 16) == Append(96)
+        assert decide(progress(sent=0, pending=15), AppendPace(), 32, 16) == Wait()
+        assert decide(progress(sent=96, pending=47), AppendPace(), 32, 16) == Append(32)
+        assert decide(progress(sent=96, pending=33, literal_tail=False), AppendPace(), 32, 16) == Append(32)
+        assert decide(progress(sent=96, pending=32, literal_tail=False), AppendPace(), 32, 16) == Wait()
 
     def test_estimate_scales_down_from_the_static_prefix(self) -> None:
         assert AppendPace(tokens=1000, arrivals=40).arrivals_during(32) == 2
@@ -59,6 +79,7 @@ class TestOneDecision:
     stops_at=st.integers(0, 200),
     tail=st.integers(0, 20),
     append_tokens=st.integers(1, 64),
+    align=st.sampled_from([1, 16]),
     knows_length=st.booleans(),
     moments=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=80),
 )
@@ -68,6 +89,7 @@ def test_every_schedule_sends_each_token_once_and_leaves_one_for_finalize(
     stops_at: int,
     tail: int,
     append_tokens: int,
+    align: int,
     knows_length: bool,
     moments: list[tuple[int, bool]],
 ) -> None:
@@ -91,12 +113,13 @@ def test_every_schedule_sends_each_token_once_and_leaves_one_for_finalize(
             literal_tail=tail > 0,
             remaining=expected - arrived if knows_length else None,
         )
-        match decide(seen, pace, append_tokens):
+        match decide(seen, pace, append_tokens, align):
             case Append(count):
                 assert not in_flight
                 assert 1 <= count <= known - sent
-                assert sent == 0 or count >= append_tokens
+                assert sent == 0 or count >= append_tokens or knows_length
                 sent += count
+                assert sent % align == 0
                 in_flight = True
                 pace = AppendPace(count, tokens)
             case Finalize():

@@ -93,12 +93,17 @@ class FakeSession:
 
 
 class FakeEngine:
-    def __init__(self, answer: Sequence[OutputTokens]) -> None:
+    def __init__(self, answer: Sequence[OutputTokens], block_size: int) -> None:
         self.session = FakeSession(answer)
-
-    @property
-    def limits(self) -> EngineLimits:
-        raise NotImplementedError
+        self.limits = EngineLimits(
+            engine="fake",
+            model="",
+            max_model_len=1024,
+            vocabulary_size=2**16,
+            block_size=block_size,
+            kv_tokens=4096,
+            max_num_seqs=8,
+        )
 
     def open(self, session_id: str, **_: object) -> FakeSession:
         return self.session
@@ -166,8 +171,9 @@ _names = itertools.count()
 
 
 class bench:
-    def __init__(self, answer: Sequence[OutputTokens] = ANSWER, upstreams: int = 2) -> None:
+    def __init__(self, answer: Sequence[OutputTokens] = ANSWER, upstreams: int = 2, block_size: int = 1) -> None:
         self._answer = answer
+        self._block_size = block_size
         self._upstreams = upstreams
 
     async def __aenter__(self) -> Bench:
@@ -177,7 +183,9 @@ class bench:
         subscriber = Subscriber(self._context, slab)
         publisher.local = subscriber
         writers = [TokenLogWriter(slab, slab.allocate()) for _ in range(self._upstreams)]
-        self._bench = Bench(slab, publisher, subscriber, FakeEngine(self._answer), slab.allocate(), writers)
+        self._bench = Bench(
+            slab, publisher, subscriber, FakeEngine(self._answer, self._block_size), slab.allocate(), writers
+        )
         return self._bench
 
     async def __aexit__(self, *_: object) -> None:
@@ -423,12 +431,18 @@ class Schedule:
 
 
 @settings(deadline=None, max_examples=150)
-@given(layout=layouts, before=steps, during=steps, expected=st.sampled_from([0, 5, 40, 400]))
+@given(
+    layout=layouts,
+    before=steps,
+    during=steps,
+    expected=st.sampled_from([0, 5, 40, 400]),
+    block_size=st.sampled_from([1, 4, 16]),
+)
 def test_any_schedule_gives_the_engine_exactly_the_prompt(
-    layout: list[str], before: list[Step], during: list[Step], expected: int
+    layout: list[str], before: list[Step], during: list[Step], expected: int, block_size: int
 ) -> None:
     async def run() -> None:
-        async with bench() as b:
+        async with bench(block_size=block_size) as b:
             schedule = Schedule(b, layout, expected)
             for step in before:
                 await schedule.play(step)
@@ -445,7 +459,8 @@ def test_any_schedule_gives_the_engine_exactly_the_prompt(
             assert session.prompt == schedule.prompt
             assert len(session.finals) == 1
             assert session.finals[0] >= 1
-            assert all(tokens >= 4 for tokens in session.appends[1:])
+            assert expected or all(tokens >= 4 for tokens in session.appends[1:])
+            assert all(sent % block_size == 0 for sent in itertools.accumulate(session.appends))
             assert b.log() == (list(b"Hello"), LogState.CLOSED)
             records = [message.append for message in b.messages if isinstance(message, HopAppended)]
             assert [record.tokens for record in records] == session.appends
@@ -453,7 +468,7 @@ def test_any_schedule_gives_the_engine_exactly_the_prompt(
     asyncio.run(run())
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=150)
 @given(layout=layouts, during=steps)
 def test_a_cancelled_hop_leaves_an_ended_log_and_no_session(layout: list[str], during: list[Step]) -> None:
     async def run() -> None:

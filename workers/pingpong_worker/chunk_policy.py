@@ -3,7 +3,8 @@
 Pure: no clock, no event loop. An append costs about one decode step whatever its size, and only one is in flight, so
 tokens are coalesced. The end decides the latency that a user sees: once the upstream has written its last token, the
 downstream's first one is a step away only if no append is still being computed. The upstream's `max_tokens` is known
-ahead, so an append that would land in its last few tokens is left to finalize, which computes those tokens anyway.
+ahead, so an append that would land in its last few tokens is left to finalize, which computes those tokens anyway;
+and where a full batch could not come in time any more, a smaller one is sent at the last moment that can.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 _MARGIN = 1
 """Tokens of distance kept on top of the estimate: the first one of a batch was decoded before we saw the batch."""
+_LAST_MOMENT = 3
+"""How many tokens the last moment lasts: upstream tokens may come in twos, and the estimate grows as they come."""
 
 
 class PromptProgress(NamedTuple):
@@ -67,13 +70,15 @@ class AppendPace(NamedTuple):
         return max(1, -(-self.arrivals * tokens // self.tokens))
 
 
-def decide(progress: PromptProgress, pace: AppendPace, append_tokens: int) -> Decision:
+def decide(progress: PromptProgress, pace: AppendPace, append_tokens: int, align: int) -> Decision:
     """What to do now.
 
     Args:
         progress: where the prompt stands.
         pace: the last append's.
-        append_tokens: a later append waits for at least this many tokens.
+        append_tokens: a later append waits for at least this many tokens, but for the last moment.
+        align: appends end at multiples of this many tokens from the prompt's start: the block size where only whole
+            blocks are found again, else 1.
 
     Never appends beside an append in flight, and always leaves a token for finalize.
     """
@@ -81,13 +86,18 @@ def decide(progress: PromptProgress, pace: AppendPace, append_tokens: int) -> De
         return Finalize()
     if progress.in_flight:
         return Wait()
-    tokens = progress.pending if progress.literal_tail else progress.pending - 1
+    usable = progress.pending if progress.literal_tail else progress.pending - 1
+    tokens = (progress.sent + usable) // align * align - progress.sent
     if tokens < 1:
         return Wait()
     if progress.sent == 0:
         return Append(tokens)  # the static prefix: the bulk of the work, and nothing is gained by waiting
-    if tokens < append_tokens:
+    if progress.remaining is None:
+        return Append(tokens) if tokens >= append_tokens else Wait()
+    spare = progress.remaining - pace.arrivals_during(tokens) - _MARGIN
+    if spare <= 0:
         return Wait()
-    if progress.remaining is not None and progress.remaining <= pace.arrivals_during(tokens) + _MARGIN:
-        return Wait()
-    return Append(tokens)
+    if tokens >= append_tokens:
+        return Append(tokens)
+    spare_of_full = progress.remaining - (append_tokens - tokens) - pace.arrivals_during(append_tokens) - _MARGIN
+    return Append(tokens) if spare_of_full <= 0 and spare <= _LAST_MOMENT else Wait()

@@ -125,6 +125,9 @@ class Feed:
     async def _grow(self, session: Session) -> None:
         """Append as the policy says, until the prompt is complete."""
         prompt = self._prompt
+        append_tokens = self.spec.chunks.append_tokens
+        # A prefix cache holds whole blocks: what an append computes behind the last one is computed again.
+        align = self._around.engine.limits.block_size if session.kind == "prefix-cache" else 1
         reading = asyncio.create_task(prompt.read())
         reading.add_done_callback(lambda _: prompt.changed.set())
         appending: asyncio.Task[None] | None = None
@@ -136,7 +139,7 @@ class Feed:
                 if appending is not None and appending.done():
                     appending.result()
                     appending = None
-                match decide(self._progress(appending is not None), self._pace, self.spec.chunks.append_tokens):
+                match decide(self._progress(appending is not None), self._pace, append_tokens, align):
                     case Finalize():
                         return
                     case Append(tokens):
@@ -145,9 +148,7 @@ class Feed:
                     case Wait():
                         await prompt.changed.wait()
         finally:
-            await _cancel(reading)
-            if appending is not None:
-                await _cancel(appending)
+            await _cancel([reading] if appending is None else [reading, appending])
 
     def _progress(self, in_flight: bool) -> PromptProgress:
         prompt = self._prompt
@@ -222,9 +223,18 @@ class Feed:
         )
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it is over; what it raised was seen already, or is moot now."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait until they are over; what they raised was seen already, or is moot now."""
+    for task in tasks:
+        task.cancel()
+    interruption: asyncio.CancelledError | None = None
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:  # the hop is aborted just now: that, too, only once they are over
+            interruption = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
+    if interruption is not None:
+        raise interruption

@@ -57,6 +57,8 @@ class Hops:
         if hop is None:
             self._around.report(HopEnded(hop=hop_id, state="aborted", at_ns=time.monotonic_ns()))
             return
+        if hop.aborting:
+            return  # a second cancellation would only interrupt the first one's cleaning up
         hop.aborting = True
         # Not at once: a task cancelled before its first step never runs, and its log would stay open.
         asyncio.get_running_loop().call_soon(hop.task.cancel)
