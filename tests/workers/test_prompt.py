@@ -157,9 +157,9 @@ def test_stop_strings_end_real_text(prompts: Prompts, parts: list[str], step: in
 
 def sentencepiece_style() -> Tokenizer:
     """Like Llama 2's and Gemma's: spaces are letters, a text begins with one, and unknown letters become bytes."""
-    letters = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdef[]INST"]
-    words = ["▁a", "▁b", "ab"]
-    merges = [("▁", "a"), ("▁", "b"), ("a", "b")]
+    letters = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdef[]INST<s>"]
+    words = ["▁a", "▁b", "ab", "<s"]
+    merges = [("▁", "a"), ("▁", "b"), ("a", "b"), ("<", "s")]
     vocabulary = {piece: at for at, piece in enumerate(letters + words)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -176,6 +176,19 @@ def test_parts_inside_a_prompt_get_no_space_before_them() -> None:
     assert tokenizer.plain("b c") == tokenizer.plain("b") + tokenizer.plain(" c")
     whole = sentencepiece_style().encode("<s>[INST] a", add_special_tokens=False).ids
     assert tokenizer.control("<s>[INST] a", first=True) == whole
+
+
+def test_a_prompt_begins_as_the_whole_text_does() -> None:
+    made = Prompts(PreTrainedTokenizerFast(tokenizer_object=sentencepiece_style()))
+    chain = Chain(name="test", agents=[Agent(name="one", raw_prompt="[INST] a")])
+    whole = sentencepiece_style().encode("[INST] a", add_special_tokens=False).ids
+    assert made.prepare(chain, {}, 1000)[0].segments == [Literals(ids=whole)]
+
+
+def test_a_control_token_as_text_has_the_ids_that_such_letters_have() -> None:
+    tokenizer = sentencepiece_style()
+    expected = [tokenizer.token_to_id(piece) for piece in ("a", "<s", ">")]
+    assert PromptTokenizer(tokenizer.to_str()).plain("a<s>") == expected
 
 
 @given(st.text("ab é😀日", max_size=30), st.integers(1, 4))

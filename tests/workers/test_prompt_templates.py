@@ -61,6 +61,8 @@ REVERSES = (
 CUTS_SHORT = """{% for message in messages %}{{ '<|im_start|>' + message.content[:1000] + '<|im_end|>' }}{% endfor %}"""
 LOOKS = """{% for message in messages %}{% if 'think' in message.content %}{{ '<think>' }}{% endif %}{{ '<|im_start|>'
  + message.content + '<|im_end|>' }}{% endfor %}"""
+COMPARES = """{% for message in messages %}{% if message.content == 'none' %}{{ '<s>' }}{% endif %}{{ '<|im_start|>'
+ + message.content + '<|im_end|>' }}{% endfor %}"""
 STRIPS_LINES = (
     """{% for message in messages %}{{ '<|im_start|>' + message.content.strip('\\n') + '<|im_end|>' }}{% endfor %}"""
 )
@@ -77,6 +79,7 @@ TEMPLATES = {
     "reverses": REVERSES,
     "cuts_short": CUTS_SHORT,
     "looks": LOOKS,
+    "compares": COMPARES,
     "strips_lines": STRIPS_LINES,
 }
 
@@ -217,6 +220,14 @@ def test_outputs_between_words_are_spliced_as_ids(template: str) -> None:
     assert "read " + decode([3, 1, 4]) + " and " + decode([1, 5, 9]) + ", then answer" in decode(splice(prepared, odd))
 
 
+@pytest.mark.parametrize("text", [" read {{one}} it\n\n", "\tread {{one}} it", "read {{one}} it "])
+@pytest.mark.parametrize("template", ["llama3", "gemma"])
+def test_what_a_template_trims_of_the_chains_own_text_is_trimmed(template: str, text: str) -> None:
+    prepared = prepare(TEMPLATES[template], user(text))
+    assert not prepared.joined
+    assert prepared == prepare(TEMPLATES[template], user("read {{one}} it"))
+
+
 @pytest.mark.parametrize(
     ("template", "agent", "why"),
     [
@@ -230,6 +241,7 @@ def test_outputs_between_words_are_spliced_as_ids(template: str) -> None:
         ("cuts_short", user("a {{one}} b"), "long"),
         ("looks", user("a {{one}} b"), '"think"'),
         ("looks", user("think of {{one}} b"), "depends on what the messages say"),
+        ("compares", user("{{one}}"), '"none"'),
         ("reverses", Agent(name="three", messages=[Message("system", "a"), Message("user", "b {{one}} c")]), "order"),
         (
             "qwen3",

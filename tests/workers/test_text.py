@@ -72,7 +72,8 @@ def test_a_stream_holds_back_nothing_but_an_unfinished_end(ids: list[int]) -> No
         assert stream.pending == whole.endswith("\N{REPLACEMENT CHARACTER}")
 
 
-def test_a_stream_of_replacement_characters_keeps_no_more_than_a_window() -> None:
+@pytest.mark.parametrize("spoiled", [1000, *range(120, 136)])
+def test_a_stream_of_replacement_characters_keeps_no_more_than_a_window(spoiled: int) -> None:
     longest = 0
 
     def watched(ids: list[int]) -> str:
@@ -81,7 +82,8 @@ def test_a_stream_of_replacement_characters_keeps_no_more_than_a_window() -> Non
         return decode(ids)
 
     stream = WindowDecodeStream(watched, frozenset())
-    ids = [PIECES.index(b"\xff")] * 1000 + [PIECES.index(b"b")]
+    smile = [PIECES.index(bytes([byte])) for byte in "😀".encode()]
+    ids = [PIECES.index(b"\xff")] * spoiled + smile + [PIECES.index(b"b")]
     assert "".join(stream.step([token]) for token in ids) + stream.finish() == decode(ids)
     assert longest < 200
 

@@ -25,8 +25,10 @@ Part = TextPart | OutputPart
 Render = Callable[[list[dict[str, str]], Mapping[str, Any]], str]
 """Chat messages and further variables to text, with the generation prompt at its end."""
 
-_ALPHABETS = ("qzj{:05d}vxk", "Жщ-{:05d}_猫?")
-"""Stand-ins, in two alphabets: text of the template that changes between them depends on what the messages say."""
+_STAND_IN = "qzj{:05d}vxk"
+"""For a message, by its number."""
+_OUTPUTS = ("qzj vxk", "Жщ-5_猫?")
+"""For outputs, in two alphabets: what changes between them depends on what the messages say."""
 _BEFORE, _AFTER = " \n", "\n "
 """What stand-ins are wrapped in to see whether a template trims."""
 _PROBES = ("", "\n", " \nqzj\n ", "\n qzj \n", "qzj" * 4000)
@@ -94,12 +96,12 @@ class ChatTemplate:
             ChainError: the template refuses these messages; without a field.
         """
         roles = [message.role for message in messages]
-        rendered = [self._render(roles, _fill(messages, letters.format(0)), kwargs) for letters in _ALPHABETS]
+        rendered = [self._render(roles, _fill(messages, output), kwargs) for output in _OUTPUTS]
         cut = self._cut(roles, kwargs)
         if isinstance(cut, str):
             return Layout(self._find(messages, kwargs), cut)
         parts = _assemble(cut, messages)
-        if rendered != [_text(parts, letters.format(0)) for letters in _ALPHABETS]:
+        if rendered != [_text(parts, output) for output in _OUTPUTS]:
             return Layout(self._find(messages, kwargs), _DEPENDS)
         if not any(isinstance(part, OutputPart) for part in parts):
             return Layout(parts, "")
@@ -117,19 +119,13 @@ class ChatTemplate:
 
     def _cut(self, roles: Sequence[str], kwargs: Mapping[str, Any]) -> _Cut | str:
         """The template's own text around stand-ins for the messages, or why there is no such thing."""
-        found: list[list[str]] = []
-        for letters in _ALPHABETS:
-            stand_ins = [letters.format(at) for at in range(len(roles))]
-            texts = _between(self._try(roles, stand_ins, kwargs), stand_ins, roles)
-            if isinstance(texts, str):
-                return texts
-            found.append(texts)
-        if found[0] != found[1]:
-            return _DEPENDS
-        stand_ins = [_ALPHABETS[0].format(at) for at in range(len(roles))]
+        stand_ins = [_STAND_IN.format(at) for at in range(len(roles))]
+        texts = _between(self._try(roles, stand_ins, kwargs), stand_ins, roles)
+        if isinstance(texts, str):
+            return texts
         wrapped = self._try(roles, [f"{_BEFORE}{stand_in}{_AFTER}" for stand_in in stand_ins], kwargs)
         gaps = _between(wrapped, stand_ins, roles)
-        return _Cut(found[0], [(False, False)] * len(roles) if isinstance(gaps, str) else _trims(found[0], gaps))
+        return _Cut(texts, [(False, False)] * len(roles) if isinstance(gaps, str) else _trims(texts, gaps))
 
     def _try(self, roles: Sequence[str], contents: Sequence[str], kwargs: Mapping[str, Any]) -> str | None:
         """The rendering, or None where the template refuses."""
