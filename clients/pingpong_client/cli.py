@@ -88,7 +88,7 @@ def _open_closed_streams() -> None:
     """A shell may have closed any of the three; Python then has None in their place."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for good
 
 
 async def _run(command: Command, context: Context) -> int:

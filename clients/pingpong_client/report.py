@@ -101,6 +101,6 @@ def _ending(result: ChainResult) -> str:
         facts.append(f"E2E {milliseconds(result.e2e_ms)} ms")
     if result.placement:
         facts.append(f"{result.placement} ({result.why})" if result.why else result.placement)
-    if result.error:
+    if result.error and result.error != result.state:
         facts.append(result.error)
     return clean(", ".join(facts), lines=False)

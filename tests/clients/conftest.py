@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.codec import decode_client_request, encode
-from pingpong_bus.errors import ChainNotFound, DaemonUnavailable, PingpongError
+from pingpong_bus.errors import ChainNotFound, DaemonUnavailable, MessageError, PingpongError
 from pingpong_bus.messages import (
     Accepted,
     AgentResult,
@@ -320,7 +320,10 @@ async def served(daemon: FakeDaemon, path: Path) -> AsyncIterator[zmq.asyncio.So
         while True:
             peer, frame = await socket.recv_multipart()
             daemon.send_frame = send_frame
-            daemon.handle(decode_client_request(frame))
+            try:
+                daemon.handle(decode_client_request(frame))
+            except MessageError as error:
+                daemon.send(ErrorReply(request=0, code=error.code, message=error.message, hint=error.hint))
 
     task = asyncio.create_task(serve())
     try:

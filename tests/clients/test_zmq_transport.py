@@ -142,6 +142,15 @@ async def test_garbage_on_the_socket(serving, daemon, tmp_path, until):
             await asyncio.wait_for(status, HANG_S)
 
 
+@pytest.mark.parametrize("method", ["status", "submit"])
+async def test_a_daemon_of_another_protocol_version(serving, chain, tmp_path, monkeypatch, method):
+    monkeypatch.setattr("pingpong_client.client.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    async with serving(tmp_path / "control.sock"), AsyncClient(tmp_path) as client:
+        with pytest.raises(MessageError, match="protocol version") as caught:
+            await asyncio.wait_for(client.status() if method == "status" else client.submit(chain), HANG_S)
+    assert "same release" in str(caught.value)
+
+
 async def test_closing_twice_and_closing_unopened(serving, tmp_path):
     path = tmp_path / "control.sock"
     await ZmqTransport(path).close()

@@ -1,0 +1,131 @@
+"""The commands against a real daemon with the simulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from daemon_process import HANG_SECONDS, DaemonProcess, StartDaemon, simulated_config
+
+ONE_GROUP = simulated_config().rpartition("[[groups]]")[0]
+
+
+@pytest.fixture
+def chain_file(folder: Path) -> Path:
+    agents: list[dict[str, object]] = [{"name": "a0", "prompt_ids": list(range(300)), "max_tokens": 40}]
+    for at in range(1, 4):
+        prompt = [*range(at * 50, at * 50 + 300), f"{{{{a{at - 1}}}}}", 5]
+        agents.append({"name": f"a{at}", "prompt_ids": prompt, "max_tokens": 40})
+    path = folder / "chain.json"
+    path.write_text(json.dumps({"name": "four", "agents": agents}))
+    return path
+
+
+async def start(daemon: DaemonProcess, *words: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", "pingpong_client", "--socket", str(daemon.socket), *words]
+    return await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+
+
+async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
+    out, err = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def command(daemon: DaemonProcess, *words: str) -> tuple[int | None, str, str]:
+    return await finish(await start(daemon, *words))
+
+
+async def test_every_command(start_daemon: StartDaemon, chain_file: Path) -> None:
+    daemon = await start_daemon()
+    code, out, err = await command(daemon, "submit", str(chain_file), "--json", "--mode", "ping-pong")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert (result["state"], result["placement"]) == ("finished", "ping-pong")
+    assert all(agent["text"] and agent["appends"] for agent in result["agents"][1:])
+
+    code, out, _ = await command(daemon, "submit", str(chain_file))
+    assert code == 0
+    for agent in result["agents"]:
+        assert f"== {agent['name']} ==" in out
+    assert out.splitlines()[-1].split(",")[0].endswith(": finished")
+
+    code, out, _ = await command(daemon, "result", result["id"], "--json")
+    assert (code, json.loads(out)) == (0, result)
+    code, out, _ = await command(daemon, "attach", result["id"])
+    assert code == 0
+    code, out, _ = await command(daemon, "list")
+    assert out.count("finished") == 2
+    code, out, _ = await command(daemon, "status", "--json")
+    assert json.loads(out)["chains"]["finished"] == 2
+    code, out, err = await command(daemon, "cancel", "nope")
+    assert (code, out) == (1, "")
+
+
+async def test_detached_then_attached(start_daemon: StartDaemon, chain_file: Path) -> None:
+    daemon = await start_daemon()
+    _, out, _ = await command(daemon, "submit", str(chain_file), "--detach")
+    code, out, err = await command(daemon, "attach", out.strip(), "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["state"] == "finished"
+
+
+async def test_verify_certifies_that_both_modes_agree(start_daemon: StartDaemon, chain_file: Path) -> None:
+    daemon = await start_daemon()
+    code, out, err = await command(daemon, "verify", str(chain_file), "--runs", "2", "--json")
+    assert (code, err) == (0, "")
+    certificate = json.loads(out)
+    assert (certificate["verdict"], certificate["equal_pairs"]) == ("equal", 2)
+    assert all(agent["output_tokens"] for run in certificate["runs"] for agent in run["agents"])
+
+
+async def test_verify_on_one_group_is_refused(start_daemon: StartDaemon, chain_file: Path) -> None:
+    daemon = await start_daemon(ONE_GROUP)
+    code, out, err = await command(daemon, "verify", str(chain_file))
+    assert (code, out) == (2, "")
+    assert "two device groups" in err
+    assert err.count("\n") == 1
+
+
+async def test_many_from_one_file(start_daemon: StartDaemon, chain_file: Path) -> None:
+    daemon = await start_daemon()
+    lines = chain_file.parent / "many.jsonl"
+    lines.write_text("".join(json.dumps({"path": chain_file.name}) + "\n" for _ in range(6)))
+    code, out, err = await command(daemon, "submit", "--jsonl", str(lines), "--concurrency", "3")
+    assert (code, err) == (0, "")
+    assert sorted(json.loads(line)["line"] for line in out.splitlines()) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_an_interrupted_client_leaves_the_chain_or_cancels_it(
+    start_daemon: StartDaemon, chain_file: Path
+) -> None:
+    daemon = await start_daemon(simulated_config(step_ms=20))
+    for options, state in ((["--cancel-on-exit"], "cancelled"), ([], "finished")):
+        process = await start(daemon, "submit", str(chain_file), "--mode", "serial", *options)
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), HANG_SECONDS) == b"== a0 ==\n"
+        process.send_signal(signal.SIGINT)
+        code, _, _ = await finish(process)
+        assert code == 130
+        async with daemon.client() as client:
+            chain = (await client.list())[-1].id
+            assert (await client.wait(chain)).state == state
+
+
+async def test_a_killed_daemon_under_a_running_chain(start_daemon: StartDaemon, chain_file: Path) -> None:
+    daemon = await start_daemon(simulated_config(step_ms=20))
+    process = await start(daemon, "submit", str(chain_file), "--mode", "serial")
+    assert process.stdout is not None
+    await asyncio.wait_for(process.stdout.readline(), HANG_SECONDS)
+    daemon.note_children()
+    daemon.signal(signal.SIGKILL)
+    code, _, err = await finish(process)
+    assert code == 69
+    assert err.startswith(f"pingpong-client: the daemon at {daemon.socket} went away.")
+    assert err.count("\n") == 1
+    await daemon.ended()
