@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from pingpong_bus.codec import decode_daemon_message, encode
-from pingpong_bus.errors import ChainNotFound, MessageError, PingpongError, error_from_code
+from pingpong_bus.errors import ChainNotFound, DaemonUnavailable, MessageError, PingpongError, error_from_code
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -85,7 +85,8 @@ class Connection:
         ]
 
     async def close(self) -> None:
-        """Drop the connection; what the daemon has accepted goes on."""
+        """Drop the connection and end what waits for it; what the daemon has accepted goes on."""
+        self._fail(DaemonUnavailable(f"the connection to {self._transport.peer} was closed."))
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -256,6 +256,15 @@ async def test_events_of_chains_that_nobody_follows_are_ignored(link, daemon, ch
         assert (await client.status()).instance == "default"
 
 
+async def test_closing_ends_what_waits(link, daemon, chain, until):
+    daemon.hold = True
+    async with link.client() as client:
+        run = asyncio.ensure_future(client.run(chain))
+        await until(lambda: daemon.requests)
+    with pytest.raises(DaemonUnavailable, match="was closed"):
+        await asyncio.wait_for(run, HANG_S)
+
+
 async def test_concurrent_first_calls_share_one_connection(link):
     client = link.client()
     await asyncio.gather(*(client.status() for _ in range(10)))
