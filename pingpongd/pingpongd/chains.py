@@ -39,7 +39,7 @@ from pingpong_bus.messages import (
 )
 from pingpong_bus.slab import Slab
 from pingpong_bus.token_log import TokenLogReader
-from pingpongd.admission import Room, check_fits, check_queue, startable
+from pingpongd.admission import Room, check_fits, check_queue, prompt_bounds, startable
 from pingpongd.chain_record import AgentRecord, ChainRecord
 from pingpongd.chain_state import (
     ENDED,
@@ -191,7 +191,8 @@ class Chains:
         match message:
             case HopOpened(at_ns=at_ns):
                 agent.opened_ns = at_ns
-                self._event(record, "opened", index, at_ns, worker=worker.name)
+                literal, _ = prompt_bounds(record.chain, record.prepared[index])
+                self._event(record, "opened", index, at_ns, worker=worker.name, prompt_tokens=literal)
                 self._apply(record, Opened(index))
             case HopAppended(append=append):
                 agent.appends.append(append)

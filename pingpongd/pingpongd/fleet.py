@@ -164,13 +164,16 @@ class Fleet:
 
     async def stop(self) -> None:
         """End every worker and what it started."""
+        ends = []
         for worker in self.workers.values():
+            serving = worker.state == "ready"
             if worker.state != "dead":
                 worker.state = "stopping"
-            self._send_or_drop(worker, Stop())
-        await asyncio.gather(
-            *(worker.process.end(_STOP_SECONDS) for worker in self.workers.values() if worker.process is not None)
-        )
+            if serving:
+                self._send_or_drop(worker, Stop())
+            if worker.process is not None:
+                ends.append(worker.process.end(_STOP_SECONDS if serving else 0))
+        await asyncio.gather(*ends)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -80,12 +80,19 @@ class WorkerProcess:
         return code
 
     async def end(self, seconds: float) -> None:
-        """Give it `seconds` to end by itself, as it was asked to; then SIGTERM, then SIGKILL."""
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
+        """Give it `seconds` to end by itself, as it was asked to; then SIGTERM, then SIGKILL.
+
+        With 0 it is killed at once: right for one that is still loading, which listens to nobody for minutes and has
+        nothing to lose.
+        """
+        steps: list[tuple[signal.Signals | None, float]] = [(signal.SIGKILL, _KILL_SECONDS)]
+        if seconds > 0:
+            steps = [(None, seconds), (signal.SIGTERM, _KILL_SECONDS), *steps]
+        for number, patience in steps:
             if number is not None and self.exit_code is None:
                 self._process.send_signal(number)
             try:
-                await asyncio.wait_for(self._process.wait(), seconds if number is None else _KILL_SECONDS)
+                await asyncio.wait_for(self._process.wait(), patience)
                 break
             except TimeoutError:
                 continue
