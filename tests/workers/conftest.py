@@ -1,0 +1,44 @@
+"""One real engine for all tests that need one: starting it takes half a minute."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from pingpong_worker.config import WorkerConfig
+from pingpong_worker.model_store import EMBEDDED_MODEL
+from pingpong_worker.vllm_engine import VllmEngine
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
+    """The embedded model in float32 on core 0; prompts of more than 256 tokens are prefilled in parts.
+
+    Tests that use it must run in the session's event loop: ``pytest.mark.asyncio(loop_scope="session")``.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("vllm")))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        engine = VllmEngine(
+            WorkerConfig(
+                name="test",
+                devices=["cpu:0"],
+                model=EMBEDDED_MODEL,
+                dtype="float32",
+                engine_args={"max_model_len": 4096, "max_num_batched_tokens": 256},
+                slab_fd=-1,
+                control="",
+                bell="",
+                supervisor_pid=0,
+            )
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch and vLLM say at import is not ours to mend
+            await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.shutdown()

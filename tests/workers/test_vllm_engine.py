@@ -1,0 +1,249 @@
+"""The real engine: both kinds of session against a prompt sent at once, and what must not kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+
+import pytest
+import pytest_asyncio
+
+from pingpong_bus.errors import EngineError
+from pingpong_bus.messages import Sampling, SessionKind
+from pingpong_worker.engine import Session
+from pingpong_worker.vllm_engine import VllmEngine
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+KINDS: tuple[SessionKind, ...] = ("prefix-cache", "streaming-input")
+GREEDY = Sampling(max_tokens=12, ignore_eos=True)
+SEEDED = Sampling(max_tokens=12, temperature=0.9, top_p=0.95, seed=7, ignore_eos=True)
+PROMPT = [(index * 7919 + 13) % 40000 + 100 for index in range(330)]
+_ids = itertools.count()
+
+
+@pytest_asyncio.fixture(loop_scope="session", autouse=True)
+async def _cold_cache(vllm_engine: VllmEngine) -> AsyncIterator[None]:
+    yield
+    await vllm_engine.reset_prefix_cache()  # fails where a test has left a request or a session behind
+
+
+def open_session(
+    engine: VllmEngine, kind: SessionKind, sampling: Sampling = GREEDY, salt: str | None = None
+) -> Session:
+    return engine.open(f"session-{next(_ids)}", cache_salt=salt, sampling=sampling, kind=kind)
+
+
+class Answer:
+    """All outputs of one session put together."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_token: int | None = None
+        self.cached_tokens: int | None = None
+
+    @classmethod
+    async def of(cls, session: Session, ids: Sequence[int], sampling: Sampling) -> Answer:
+        self = cls()
+        async for output in session.finalize(ids, sampling):
+            assert self.finish_reason is None, "nothing may follow the end"
+            if output.cached_tokens is not None:
+                assert self.cached_tokens is None, "given once"
+                self.cached_tokens = output.cached_tokens
+            self.ids += output.ids
+            self.finish_reason, self.stop_token = output.finish_reason, output.stop_token
+        return self
+
+
+async def ask(
+    engine: VllmEngine,
+    cuts: Sequence[int] = (),
+    *,
+    kind: SessionKind = "prefix-cache",
+    sampling: Sampling = GREEDY,
+    prompt: Sequence[int] = PROMPT,
+    salt: str | None = None,
+) -> Answer:
+    """Append the prompt cut at `cuts`, and finalize with the rest."""
+    session = open_session(engine, kind, sampling, salt)
+    for start, end in itertools.pairwise([0, *cuts]):
+        await session.append(prompt[start:end])
+        assert session.computed_tokens == end
+    return await Answer.of(session, prompt[cuts[-1] if cuts else 0 :], sampling)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_appended_prompts_are_answered_like_prompts_sent_at_once(
+    vllm_engine: VllmEngine, kind: SessionKind
+) -> None:
+    expected = await ask(vllm_engine)
+    assert len(expected.ids) == GREEDY.max_tokens
+    assert expected.finish_reason == "length"
+    for cuts in ((1,), (32, 64, 96), (31, 200, 201, 329)):
+        await vllm_engine.reset_prefix_cache()
+        answer = await ask(vllm_engine, cuts, kind=kind)
+        assert (answer.ids, answer.finish_reason, answer.stop_token) == (expected.ids, "length", None)
+
+
+async def test_seeded_answers_do_not_depend_on_how_the_prompt_arrived(vllm_engine: VllmEngine) -> None:
+    """One-shot is prefilled in parts here (330 tokens, budget 256), the appends are not; two at once share steps."""
+    expected = await ask(vllm_engine, sampling=SEEDED)
+    for cuts in ((200,), (64, 128, 192, 256, 320)):
+        await vllm_engine.reset_prefix_cache()
+        assert (await ask(vllm_engine, cuts, sampling=SEEDED)).ids == expected.ids
+    assert (await ask(vllm_engine, sampling=SEEDED)).ids == expected.ids, "from the cache"
+    other = Sampling(max_tokens=12, temperature=0.7, seed=8, ignore_eos=True)
+    answers = await asyncio.gather(
+        ask(vllm_engine, sampling=SEEDED, salt="a"),
+        ask(vllm_engine, sampling=other, salt="b"),
+        ask(vllm_engine, (100,), sampling=SEEDED, salt="c"),
+    )
+    assert answers[0].ids == answers[2].ids == expected.ids
+    assert answers[1].ids != expected.ids
+
+
+async def test_seeds_matter(vllm_engine: VllmEngine) -> None:
+    answers = [
+        (await ask(vllm_engine, sampling=Sampling(max_tokens=12, temperature=0.9, seed=seed, ignore_eos=True))).ids
+        for seed in (1, 2)
+    ]
+    assert answers[0] != answers[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(vllm_engine: VllmEngine, kind: SessionKind) -> None:
+    whole = (await ask(vllm_engine)).ids
+    stop = next(token for token in whole[1:] if token != whole[0])
+    at = whole.index(stop)
+    sampling = Sampling(max_tokens=12, stop_token_ids=[stop], ignore_eos=True)
+    answer = await ask(vllm_engine, (300,), kind=kind, sampling=sampling)
+    assert (answer.ids, answer.finish_reason, answer.stop_token) == (whole[:at], "stop", stop)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_models_own_end_is_found_without_a_tokenizer(vllm_engine: VllmEngine, kind: SessionKind) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(vllm_engine.limits.model)
+    text = "<|im_start|>user\nAnswer with one word: what colour is the sky?<|im_end|>\n<|im_start|>assistant\n"
+    prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+    answer = await ask(vllm_engine, (5,), kind=kind, prompt=prompt, sampling=Sampling(max_tokens=60))
+    assert (answer.finish_reason, answer.stop_token) == ("stop", tokenizer.eos_token_id)
+    assert tokenizer.eos_token_id not in answer.ids
+    on = Sampling(max_tokens=len(answer.ids) + 3, ignore_eos=True)
+    further = await ask(vllm_engine, (5,), kind=kind, prompt=prompt, sampling=on)
+    assert further.finish_reason == "length"
+    assert further.ids[: len(answer.ids) + 1] == [*answer.ids, tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_would_kill_the_engine_is_refused(vllm_engine: VllmEngine, kind: SessionKind) -> None:
+    limits = vllm_engine.limits
+    session = open_session(vllm_engine, kind)
+    with pytest.raises(EngineError, match="no token ids"):
+        await session.append([])
+    with pytest.raises(EngineError, match=f"token id {limits.vocabulary_size} is not in"):
+        await session.append([5, limits.vocabulary_size])
+    with pytest.raises(EngineError, match="token id -1 is not in"):
+        await session.append([-1])
+    with pytest.raises(EngineError, match="do not fit"):
+        await session.append([5] * limits.max_model_len)
+    await session.append(PROMPT[:10])
+    with pytest.raises(EngineError, match="a prompt of 20 tokens and an output of 4077 do not fit"):
+        await Answer.of(session, PROMPT[10:20], Sampling(max_tokens=limits.max_model_len - 19))
+    await session.abort()
+    await vllm_engine.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_cancelled_append_does_not_harm_the_answer(vllm_engine: VllmEngine, kind: SessionKind) -> None:
+    expected = await ask(vllm_engine)
+    await vllm_engine.reset_prefix_cache()
+    session = open_session(vllm_engine, kind)
+    await session.append(PROMPT[:32])
+    append = asyncio.create_task(session.append(PROMPT[32:320]))
+    await asyncio.sleep(0.01)  # into its engine step; the answer must be right wherever it is cut off
+    append.cancel()
+    answer = await Answer.of(session, PROMPT[320:], GREEDY)
+    with suppress(asyncio.CancelledError):
+        await append
+    assert answer.ids == expected.ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_abort_frees_the_memory_and_ends_whoever_waits(vllm_engine: VllmEngine, kind: SessionKind) -> None:
+    session = open_session(vllm_engine, kind)
+    await session.append(PROMPT)
+    long = Sampling(max_tokens=3000, ignore_eos=True)
+    first = asyncio.Event()
+
+    async def decode() -> None:
+        async for _ in session.finalize(PROMPT[:5], long):
+            first.set()
+
+    task = asyncio.create_task(decode())
+    await asyncio.wait_for(first.wait(), 30)
+    await session.abort()
+    with pytest.raises(EngineError, match="aborted"):
+        await asyncio.wait_for(task, 30)
+    await session.abort()
+    await vllm_engine.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_consumer_that_goes_away_ends_the_request(vllm_engine: VllmEngine, kind: SessionKind) -> None:
+    session = open_session(vllm_engine, kind)
+    outputs = session.finalize(PROMPT, Sampling(max_tokens=3000, ignore_eos=True))
+    async with aclosing(outputs):  # type: ignore[type-var]
+        await anext(outputs)
+    await vllm_engine.reset_prefix_cache()
+
+
+async def test_salts_keep_their_caches_apart(vllm_engine: VllmEngine) -> None:
+    block = vllm_engine.limits.block_size
+    for kind in KINDS:
+        await vllm_engine.reset_prefix_cache()
+        assert (await ask(vllm_engine, kind=kind)).cached_tokens == 0
+        assert (await ask(vllm_engine, kind=kind, salt="a")).cached_tokens == 0
+        assert (await ask(vllm_engine, kind=kind, salt="b")).cached_tokens == 0
+        whole = len(PROMPT) // block * block
+        assert (await ask(vllm_engine, kind=kind, salt="a")).cached_tokens == whole
+        await vllm_engine.reset_prefix_cache()
+        assert (await ask(vllm_engine, kind=kind, salt="a")).cached_tokens == 0, "forgotten"
+
+
+async def test_appends_are_what_the_answer_finds_in_the_cache(vllm_engine: VllmEngine) -> None:
+    answer = await ask(vllm_engine, (100, 200, 321))
+    assert answer.cached_tokens == 320
+
+
+async def test_streaming_input_is_granted_only_where_it_is_safe(vllm_engine: VllmEngine) -> None:
+    assert open_session(vllm_engine, "streaming-input", SEEDED).kind == "prefix-cache"
+    limits = vllm_engine.limits
+    room = limits.kv_tokens // limits.max_model_len - 1
+    assert room >= 1
+    sessions = [open_session(vllm_engine, "streaming-input") for _ in range(room)]
+    assert {session.kind for session in sessions} == {"streaming-input"}
+    for session in sessions:
+        await session.append(PROMPT[:40])
+    beside = open_session(vllm_engine, "streaming-input")
+    assert beside.kind == "prefix-cache"
+    assert (await Answer.of(beside, PROMPT, GREEDY)).finish_reason == "length", "paused sessions must not stop it"
+    with pytest.raises(EngineError, match="in use"):
+        await vllm_engine.reset_prefix_cache()
+    for session in sessions:
+        await session.abort()
+    assert open_session(vllm_engine, "streaming-input").kind == "streaming-input"
+
+
+async def test_limits(vllm_engine: VllmEngine) -> None:
+    limits = vllm_engine.limits
+    assert limits.max_model_len == 4096
+    assert limits.vocabulary_size == 49152
+    assert limits.block_size == 32
+    assert limits.kv_tokens >= 2 * limits.max_model_len
+    assert limits.sessions == KINDS
+    assert limits.dtype == "float32"
+    assert limits.has_tokenizer
