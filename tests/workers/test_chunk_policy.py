@@ -45,7 +45,7 @@ class TestOneDecision:
         pace = AppendPace(tokens=32, arrivals=4)
         assert decide(progress(pending=32, remaining=5), pace, 32, 1) == Wait()
         assert decide(progress(pending=32, remaining=6), pace, 32, 1) == Append(32)
-        assert decide(progress(pending=64, remaining=9), pace, 32, 1) == Wait()
+        assert decide(progress(pending=64, remaining=8), pace, 32, 1) == Wait()
 
     def test_a_smaller_append_at_the_last_moment(self) -> None:
         pace = AppendPace(tokens=32, arrivals=4)
@@ -54,6 +54,11 @@ class TestOneDecision:
             7: 33,
             8: 32,
         }
+
+    def test_a_handful_of_tokens_is_left_to_finalize(self) -> None:
+        pace = AppendPace(tokens=32, arrivals=2)
+        assert decide(progress(pending=8, remaining=5), pace, 32, 1) == Append(8)
+        assert decide(progress(pending=7, remaining=5), pace, 32, 1) == Wait()
 
     def test_no_small_append_while_a_full_one_can_still_come_in_time(self) -> None:
         pace = AppendPace(tokens=32, arrivals=4)
@@ -68,7 +73,9 @@ class TestOneDecision:
         assert decide(progress(sent=96, pending=32, literal_tail=False), AppendPace(), 32, 16) == Wait()
 
     def test_estimate_scales_down_from_the_static_prefix(self) -> None:
-        assert AppendPace(tokens=1000, arrivals=40).arrivals_during(32) == 2
+        assert AppendPace(tokens=1000, arrivals=40).arrivals_during(32) == 3
+        assert AppendPace(tokens=32, arrivals=4).arrivals_during(64) == 7
+        assert AppendPace(tokens=32, arrivals=1).arrivals_during(64) == 1
         assert AppendPace(tokens=1000, arrivals=0).arrivals_during(32) == 1
         assert AppendPace().arrivals_during(32) == 1
 

@@ -8,13 +8,14 @@ import sys
 import pytest
 
 from pingpong_bus.errors import ConfigError
-from pingpong_worker.pinning import device_environment, parse_device, present_cores
+from pingpong_worker.pinning import check_devices, gpu_environment, parse_device, present_cores
 
 UUIDS = ["GPU-aaaa", "GPU-bbbb"]
 
 
 def environment(*devices: str) -> dict[str, str]:
-    return device_environment(devices, [0, 1, 2, 5], lambda: UUIDS)
+    check_devices(devices, [0, 1, 2, 5])
+    return gpu_environment(devices, lambda: UUIDS)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_gpus_are_not_looked_up_for_cores() -> None:
     def no_driver() -> list[str]:
         raise AssertionError
 
-    assert device_environment(["cpu:0"], [0], no_driver) == {}
+    assert gpu_environment(["cpu:0"], no_driver) == {}
 
 
 @pytest.mark.parametrize(

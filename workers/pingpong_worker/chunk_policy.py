@@ -9,6 +9,7 @@ and where a full batch could not come in time any more, a smaller one is sent at
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ _MARGIN = 1
 """Tokens of distance kept on top of the estimate: the first one of a batch was decoded before we saw the batch."""
 _LAST_MOMENT = 3
 """How many tokens the last moment lasts: upstream tokens may come in twos, and the estimate grows as they come."""
+_WORTH_A_STEP = 4
+"""At the last moment at least this part of a full append; fewer tokens ride along with finalize for nothing."""
 
 
 class PromptProgress(NamedTuple):
@@ -64,10 +67,10 @@ class AppendPace(NamedTuple):
     """Upstream tokens that came while it was computed."""
 
     def arrivals_during(self, tokens: int) -> int:
-        """Upstream tokens to expect while an append of `tokens` is computed: in proportion, and at least one."""
+        """Upstream tokens to expect while an append of `tokens` is computed: one for its step, more in proportion."""
         if self.tokens == 0:
             return 1
-        return max(1, -(-self.arrivals * tokens // self.tokens))
+        return 1 + math.ceil(max(0, self.arrivals - 1) * tokens / self.tokens)
 
 
 def decide(progress: PromptProgress, pace: AppendPace, append_tokens: int, align: int) -> Decision:
@@ -100,4 +103,6 @@ def decide(progress: PromptProgress, pace: AppendPace, append_tokens: int, align
     if tokens >= append_tokens:
         return Append(tokens)
     spare_of_full = progress.remaining - (append_tokens - tokens) - pace.arrivals_during(append_tokens) - _MARGIN
-    return Append(tokens) if spare_of_full <= 0 and spare <= _LAST_MOMENT else Wait()
+    if spare_of_full <= 0 and spare <= _LAST_MOMENT and tokens * _WORTH_A_STEP >= append_tokens:
+        return Append(tokens)
+    return Wait()

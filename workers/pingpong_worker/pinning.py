@@ -23,42 +23,59 @@ def pin(devices: Sequence[str], cores: Sequence[int]) -> None:
     Raises:
         ConfigError: naming the device or core that does not exist, and those that do.
     """
-    environment = device_environment(devices, present_cores(), cuda_uuids)
-    os.environ.update(environment)
+    present = present_cores()
+    check_devices(devices, present)
+    os.environ.update(gpu_environment(devices, cuda_uuids))
     if cores:
-        check_cores(cores, present_cores(), "cores")
+        check_cores(cores, present, "cores")
         for thread in Path("/proc/self/task").iterdir():
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def device_environment(
-    devices: Sequence[str], cores: Sequence[int], uuids: Callable[[], Sequence[str]]
-) -> dict[str, str]:
-    """What to set in the environment so that an engine sees exactly its devices.
+def check_devices(devices: Sequence[str], present: Sequence[int]) -> None:
+    """Check the CPU devices of a group against the cores that this machine has.
+
+    Raises:
+        ConfigError: a core that does not exist, or no group of devices at all.
+    """
+    if on_cpu(devices):
+        for device in devices:
+            cores = parse_device(device)
+            if isinstance(cores, list):
+                check_cores(cores, present, "devices", device)
+
+
+def gpu_environment(devices: Sequence[str], uuids: Callable[[], Sequence[str]]) -> dict[str, str]:
+    """What to set in the environment so that CUDA shows exactly the group's GPUs; nothing for cores.
 
     Args:
         devices: of one group: "cpu:N", "cpu:N-M", "cuda:N", or the UUID of a GPU or of a MIG slice.
-        cores: those that this machine has.
         uuids: lists the UUIDs of this machine's GPUs, in NVML's order; called only where a GPU is named.
 
     Raises:
-        ConfigError: a device that does not exist, or a mixture.
+        ConfigError: a GPU that does not exist, or no group of devices at all.
     """
-    parsed = [parse_device(device) for device in devices]
-    if len({isinstance(device, list) for device in parsed}) != 1:
+    if on_cpu(devices):
+        return {}
+    known = uuids()
+    # By UUID: CUDA numbers GPUs by speed and NVML by bus, so that an index means two different ones (HAMi-core#318).
+    return {"CUDA_VISIBLE_DEVICES": ",".join(_visible_gpu(device, known) for device in devices)}
+
+
+def on_cpu(devices: Sequence[str]) -> bool:
+    """Whether a group's devices are CPU cores.
+
+    Raises:
+        ConfigError: no device, one of an unknown kind, or cores and GPUs mixed.
+    """
+    kinds = {isinstance(parse_device(device), list) for device in devices}
+    if len(kinds) != 1:
         raise ConfigError(
             f"a group needs devices of one kind, and has {', '.join(devices) or 'none'}.",
             field="devices",
             hint="Name either cores or GPUs.",
         )
-    visible: list[str] = []
-    for device, name in zip(parsed, devices, strict=True):
-        if isinstance(device, list):
-            check_cores(device, cores, "devices", name)
-        else:
-            visible.append(_visible_gpu(device, name, uuids()))
-    # By UUID: CUDA numbers GPUs by speed and NVML by bus, so that an index means two different ones (HAMi-core#318).
-    return {"CUDA_VISIBLE_DEVICES": ",".join(visible)} if visible else {}
+    return kinds.pop()
 
 
 def parse_device(device: str) -> list[int] | int | str:
@@ -123,7 +140,8 @@ def cuda_uuids() -> list[str]:
     return [uuid.decode() if isinstance(uuid, bytes) else str(uuid) for uuid in found]
 
 
-def _visible_gpu(device: int | str, name: str, uuids: Sequence[str]) -> str:
+def _visible_gpu(name: str, uuids: Sequence[str]) -> str:
+    device = parse_device(name)
     if isinstance(device, int) and device < len(uuids):
         return uuids[device]
     # NVML lists cards, not their MIG slices: whether a slice exists shows when CUDA starts.

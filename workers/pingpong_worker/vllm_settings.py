@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pingpong_bus.errors import ConfigError
 from pingpong_worker.config import WorkerConfig
+from pingpong_worker.pinning import cuda_uuids, gpu_environment, on_cpu
 from pingpong_worker.vllm_versions import Version, scheduler_class
 
 CPU_WORKER = "pingpong_worker.vllm_cpu_worker.SeededCPUWorker"
@@ -16,22 +16,6 @@ CPU_BLOCK_SIZE = 32
 CPU_KV_GIB = 1
 MAX_NUM_SEQS = 32
 """Paused sessions count against it, so it has to exceed sessions and decodes together."""
-
-
-def on_cpu(devices: Sequence[str]) -> bool:
-    """Whether the device group consists of CPU cores.
-
-    Raises:
-        ConfigError: no device, one of an unknown kind, or kinds mixed.
-    """
-    kinds = {_kind(device) for device in devices}
-    if len(kinds) != 1:
-        raise ConfigError(
-            f"a device group needs devices of one kind, and has {list(devices)}.",
-            field="devices",
-            hint='Name cores ("cpu:0") or GPUs ("cuda:0", "GPU-..."), not both.',
-        )
-    return kinds == {"cpu"}
 
 
 def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict[str, str]:
@@ -44,12 +28,11 @@ def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict
     }
     # Spawn, not fork: a forked child inherits the worker's event loop, sockets and slab descriptors.
     forced = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    forced |= gpu_environment(config.devices, cuda_uuids)
     if on_cpu(config.devices):
         forced["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(device.removeprefix("cpu:") for device in config.devices)
         if "kv_cache_memory_bytes" not in config.engine_args and "gpu_memory_utilization" not in config.engine_args:
             defaults["VLLM_CPU_KVCACHE_SPACE"] = str(CPU_KV_GIB)
-    else:
-        forced["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_uuid(device) for device in config.devices)
     return {name: value for name, value in defaults.items() if name not in present} | forced
 
 
@@ -81,41 +64,3 @@ def check_argument_names(given: Mapping[str, Any], known: Sequence[str]) -> None
             close = [other for other in known if other.startswith(name[:6]) or name in other][:3]
             hint = f"Close to it: {', '.join(close)}." if close else "See the engine arguments of vLLM's manual."
             raise ConfigError("vLLM has no such argument.", field=f"engine_args.{name}", hint=hint)
-
-
-def gpu_uuid(device: str) -> str:
-    """The UUID of "cuda:N", N as NVML and nvidia-smi count; a UUID is returned as it is.
-
-    CUDA counts by speed and NVML by PCI bus, so an index means two devices (HAMi-core#318); a UUID means one.
-
-    Raises:
-        ConfigError: no such device, or no driver.
-    """
-    if not device.startswith("cuda:"):
-        return device
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        raise ConfigError(
-            f'"{device}" cannot be looked up without nvidia-ml-py.',
-            field="devices",
-            hint="Install pingpongd[cuda], or name the GPU by its UUID.",
-        ) from None
-    try:
-        nvml.nvmlInit()
-        uuid = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(int(device.removeprefix("cuda:"))))
-    except nvml.NVMLError as error:
-        raise ConfigError(
-            f'the device "{device}" does not exist: {error}.', field="devices", hint="`nvidia-smi -L` lists them."
-        ) from None
-    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-
-
-def _kind(device: str) -> str:
-    if device.startswith("cpu:") and device.removeprefix("cpu:").isdigit():
-        return "cpu"
-    if (device.startswith("cuda:") and device.removeprefix("cuda:").isdigit()) or device.startswith(("GPU-", "MIG-")):
-        return "gpu"
-    raise ConfigError(
-        f'"{device}" is not a device.', field="devices", hint='Write "cpu:0", "cuda:0" or the UUID of a GPU.'
-    )
