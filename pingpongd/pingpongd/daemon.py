@@ -18,7 +18,7 @@ from pingpong_bus.errors import ConfigError, PingpongError, SlabFull
 from pingpong_bus.messages import StatusReply
 from pingpong_bus.slab import Slab
 from pingpong_worker.model_store import resolve_model
-from pingpong_worker.pinning import check_cores, cuda_uuids, device_environment, present_cores
+from pingpong_worker.pinning import check_cores, check_devices, cuda_uuids, present_cores
 from pingpongd.chains import Chains
 from pingpongd.config import DaemonConfig
 from pingpongd.control import Control
@@ -147,7 +147,7 @@ def _check_devices(config: DaemonConfig) -> None:
     for index, group in enumerate(config.groups):
         try:
             if config.engine == "vllm":
-                device_environment(group.devices, present_cores(), cuda_uuids)
+                check_devices(group.devices, present_cores(), cuda_uuids)
             check_cores(group.cores, present_cores(), "cores")
         except ConfigError as error:
             raise ConfigError(error.message, hint=error.hint, field=f"groups[{index}].{error.field}") from None

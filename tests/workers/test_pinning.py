@@ -14,7 +14,7 @@ UUIDS = ["GPU-aaaa", "GPU-bbbb"]
 
 
 def environment(*devices: str) -> dict[str, str]:
-    check_devices(devices, [0, 1, 2, 5])
+    check_devices(devices, [0, 1, 2, 5], lambda: UUIDS)
     return gpu_environment(devices, lambda: UUIDS)
 
 
@@ -49,6 +49,7 @@ def test_gpus_are_not_looked_up_for_cores() -> None:
     def no_driver() -> list[str]:
         raise AssertionError
 
+    check_devices(["cpu:0"], [0], no_driver)
     assert gpu_environment(["cpu:0"], no_driver) == {}
 
 

@@ -24,7 +24,7 @@ def pin(devices: Sequence[str], cores: Sequence[int]) -> None:
         ConfigError: naming the device or core that does not exist, and those that do.
     """
     present = present_cores()
-    check_devices(devices, present)
+    check_devices(devices, present, cuda_uuids)
     os.environ.update(gpu_environment(devices, cuda_uuids))
     if cores:
         check_cores(cores, present, "cores")
@@ -32,28 +32,28 @@ def pin(devices: Sequence[str], cores: Sequence[int]) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def check_devices(devices: Sequence[str], present: Sequence[int]) -> None:
-    """Check the CPU devices of a group against the cores that this machine has.
+def check_devices(devices: Sequence[str], present: Sequence[int], uuids: Callable[[], Sequence[str]]) -> None:
+    """Check that a group's devices are there.
+
+    Args:
+        devices: "cpu:N", "cpu:N-M", "cuda:N", or the UUID of a GPU or of a MIG slice.
+        present: the cores that this machine has.
+        uuids: lists the UUIDs of this machine's GPUs, in NVML's order; called only where a GPU is named.
 
     Raises:
-        ConfigError: a core that does not exist, or no group of devices at all.
+        ConfigError: a device that does not exist, a mixture of cores and GPUs, or no device.
     """
-    if on_cpu(devices):
-        for device in devices:
-            cores = parse_device(device)
-            if isinstance(cores, list):
-                check_cores(cores, present, "devices", device)
+    gpu_environment(devices, uuids)
+    for device in devices:
+        cores = parse_device(device)
+        if isinstance(cores, list):
+            check_cores(cores, present, "devices", device)
 
 
 def gpu_environment(devices: Sequence[str], uuids: Callable[[], Sequence[str]]) -> dict[str, str]:
     """What to set in the environment so that CUDA shows exactly the group's GPUs; nothing for cores.
 
-    Args:
-        devices: of one group: "cpu:N", "cpu:N-M", "cuda:N", or the UUID of a GPU or of a MIG slice.
-        uuids: lists the UUIDs of this machine's GPUs, in NVML's order; called only where a GPU is named.
-
-    Raises:
-        ConfigError: a GPU that does not exist, or no group of devices at all.
+    Args and errors are those of `check_devices`, which also looks at cores.
     """
     if on_cpu(devices):
         return {}
