@@ -200,6 +200,15 @@ def test_a_stream_with_byte_fallback_gives_what_decoding_at_once_gives(text: str
     assert "".join(pieces) + stream.finish() == tokenizer.decode(ids) == text
 
 
+def test_special_tokens_between_words_leave_no_trace() -> None:
+    """A decoder that strips the first space must not take a word behind a special token for the first."""
+    tokenizer = sentencepiece_style()
+    made = Prompts(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    ids = [tokenizer.token_to_id(piece) for piece in ("▁a", "</s>", "<s>", "▁b", "</s>", "▁a")]
+    stream = made.decode_stream()
+    assert [stream.step([token]) for token in ids] == ["a", "", "", " b", "", " a"]
+
+
 def test_a_spoiled_run_of_bytes_keeps_the_characters_that_were_complete() -> None:
     tokenizer = sentencepiece_style()
     euro = [3 + byte for byte in "€".encode()]

@@ -205,6 +205,16 @@ def test_a_beginning_of_a_stop_string_is_withheld_until_it_is_none() -> None:
     assert matcher.finish() == Committed([token("ST")], "ST", False)
 
 
+@pytest.mark.parametrize(
+    ("stop", "text"), [("aab", "xaaab"), ("aabaaab", "aabaabaaab"), ("abab<", "abababab<"), ("\n\n#", "a\n\n\n#")]
+)
+def test_a_stop_string_is_found_behind_a_false_start(stop: str, text: str) -> None:
+    matcher = StopMatcher([stop], CODEC)
+    pieces = [matcher.feed([token]) for token in CODEC.encode_text(text)]
+    assert pieces[-1].stopped
+    assert "".join(piece.text for piece in pieces) == text.removesuffix(stop)
+
+
 def test_the_longest_of_several_that_are_complete_at_once_counts() -> None:
     ids = [token("ab"), token("aab"), token("b")]
     for stops in (["b", "aab"], ["aab", "b"]):
