@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 import msgspec
 
 from pingpong_bus.errors import ConfigError, EngineError
 from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
-from pingpong_worker.engine import OutputTokens
 from pingpong_worker.simulated_messages import (
     LENGTH_BYTES,
     Abort,
@@ -34,12 +31,10 @@ from pingpong_worker.simulated_messages import (
     frame,
 )
 from pingpong_worker.simulated_scheduler import EOS
+from pingpong_worker.simulated_sessions import Inbox, PrefixSession, SimulatedSession, StreamingSession
 
 _DECODER = msgspec.msgpack.Decoder(list[Reply])
-_APPEND: Final = Sampling(max_tokens=1, ignore_eos=True)
 _SHUTDOWN_S = 5.0
-
-_Inbox = asyncio.Queue[Computed | Sampled | EngineError]
 
 
 class _Child:
@@ -92,7 +87,7 @@ class SimulatedEngine:
         self._default_kind: SessionKind = config.session
         self._child: _Child | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._inboxes: dict[str, _Inbox] = {}
+        self._inboxes: dict[str, Inbox] = {}
         self._started = asyncio.Event()
         self._resets: list[asyncio.Future[None]] = []
         self._error: EngineError | None = None
@@ -164,7 +159,7 @@ class SimulatedEngine:
             await self._child.end()
             await self._reader
 
-    def submit(self, chunk: Chunk, inbox: _Inbox) -> None:
+    def submit(self, chunk: Chunk, inbox: Inbox) -> None:
         """Hand a chunk to the model; what becomes of its request arrives in `inbox`.
 
         Raises:
@@ -232,127 +227,6 @@ class SimulatedEngine:
             if not done.done():
                 done.set_exception(error)
         self._resets.clear()
-
-
-class SimulatedSession(ABC):
-    """What both kinds of session share: the prompt so far, and the answer's stream."""
-
-    kind: SessionKind
-
-    def __init__(self, engine: SimulatedEngine, session_id: str, cache_salt: str | None) -> None:
-        self._engine = engine
-        self._id = session_id
-        self._salt = cache_salt
-        self._prompt: list[int] = []
-        self._inbox: _Inbox = asyncio.Queue()
-        self._computed = 0
-
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens that the child has reported as computed."""
-        return self._computed
-
-    @abstractmethod
-    async def append(self, ids: Sequence[int]) -> None:
-        """See `Session.append`."""
-
-    @abstractmethod
-    def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
-        """See `Session.finalize`."""
-
-    async def abort(self) -> None:
-        """Forget the session's request."""
-        self._engine.forget(self._id)
-
-    async def _receive(self) -> Computed | Sampled:
-        reply = await self._inbox.get()
-        if isinstance(reply, EngineError):
-            raise reply
-        return reply
-
-    async def _answer(self) -> AsyncGenerator[OutputTokens, None]:
-        cached: int | None = None
-        while True:
-            reply = await self._receive()
-            if isinstance(reply, Computed):
-                continue  # of an append that finalize overtook
-            first, cached = cached is None, reply.cached_tokens
-            yield OutputTokens(
-                [reply.token] if reply.token is not None else [],
-                reply.finish_reason,
-                reply.stop_token,
-                cached if first else None,
-            )
-            if reply.finish_reason is not None:
-                return
-
-
-class PrefixSession(SimulatedSession):
-    """Re-submits the growing prompt; the prefix cache holds what is computed."""
-
-    kind: SessionKind = "prefix-cache"
-
-    def __init__(self, engine: SimulatedEngine, session_id: str, cache_salt: str | None) -> None:
-        super().__init__(engine, session_id, cache_salt)
-        self._submissions = 0
-        self._request = ""
-
-    async def append(self, ids: Sequence[int]) -> None:
-        """Submit the prompt so far for one token that nobody reads; cancelled, it is aborted."""
-        self._prompt.extend(ids)
-        self._submit(_APPEND)
-        try:
-            await self._receive()
-        finally:
-            await self.abort()
-        self._computed = len(self._prompt)
-
-    async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
-        """Submit the whole prompt for its answer."""
-        self._prompt.extend(ids)
-        self._submit(sampling)
-        try:
-            async for tokens in self._answer():
-                yield tokens
-        finally:
-            await self.abort()
-
-    async def abort(self) -> None:
-        """Abort the submission that is in flight, if any."""
-        self._engine.forget(self._request)
-
-    def _submit(self, sampling: Sampling) -> None:
-        self._engine.check_length(self._prompt, sampling.max_tokens)
-        self._submissions += 1
-        self._request = f"{self._id}#{self._submissions}"
-        self._inbox = asyncio.Queue()
-        self._engine.submit(Chunk(self._request, self._prompt, self._salt, sampling), self._inbox)
-
-
-class StreamingSession(SimulatedSession):
-    """One request that pauses between chunks and keeps what it has computed."""
-
-    kind: SessionKind = "streaming-input"
-
-    async def append(self, ids: Sequence[int]) -> None:
-        """Give the request its next tokens; cancelled, they still count."""
-        self._submit(ids, None)
-        await self._receive()
-        self._computed = len(self._prompt)
-
-    async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
-        """Give the request its last tokens and read the answer."""
-        self._submit(ids, sampling)
-        try:
-            async for tokens in self._answer():
-                yield tokens
-        finally:
-            await self.abort()
-
-    def _submit(self, ids: Sequence[int], sampling: Sampling | None) -> None:
-        self._prompt.extend(ids)
-        self._engine.check_length(self._prompt, sampling.max_tokens if sampling else 1)
-        self._engine.submit(Chunk(self._id, list(ids), self._salt, sampling), self._inbox)
 
 
 def check_settings(settings: SimulatedSettings) -> None:
