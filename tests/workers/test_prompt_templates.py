@@ -295,6 +295,14 @@ def test_a_template_with_a_fault_is_an_error_of_the_chain() -> None:
     assert caught.value.hint
 
 
+def test_text_that_leaves_no_character_to_mark_with_is_refused() -> None:
+    everything = "".join(map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))))
+    assert not prepare(REPEATS, user(everything[1:])).joined
+    with pytest.raises(ChainError, match="private character") as caught:
+        prepare(REPEATS, user(everything))
+    assert caught.value.field == "agents[2].prompt"
+
+
 def test_a_template_that_is_no_template_is_an_error_of_the_model() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         prompts("{{ 'never closed }}")

@@ -37,6 +37,8 @@ _TEMPLATE_FAULTS = (TemplateError, ArithmeticError, AttributeError, LookupError,
 """What running a template may raise: its own complaints, and faults of its code."""
 _REMEMBERED = 256
 """Shapes of prompts whose triggers are remembered."""
+_PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))
+"""Characters without a meaning, of which one marks what is hidden from a template."""
 
 _TRIMS = (
     "the chat template trims messages, and an output stands at the edge of one; put words around the reference to "
@@ -112,8 +114,9 @@ class ChatTemplate:
         try:
             return self._run(messages, kwargs)
         except _TEMPLATE_FAULTS as error:
+            reason = str(error).rstrip(".") or type(error).__name__
             raise ChainError(
-                f"the model's chat template refuses this: {str(error) or type(error).__name__}.".replace("..", "."),
+                f"the model's chat template refuses this: {reason}.",
                 hint="Use the roles that the model knows, or raw_prompt.",
             ) from error
 
@@ -180,8 +183,10 @@ class ChatTemplate:
         Control tokens that messages spell out are hidden from the template behind marks, and so are outputs. An
         output that does not come back is put at the end, so that the parts are not shorter than the prompt.
         """
-        everything = "".join(_fill(messages, ""))
-        mark = next(letter for letter in map(chr, range(0xE000, 0xF900)) if letter not in everything)
+        used = set("".join(_fill(messages, "")))
+        mark = next((letter for letter in map(chr, _PRIVATE_USE) if letter not in used), "")
+        if not mark:
+            raise ChainError("the messages use every private character of Unicode.", hint="Leave one out.")
         hidden: list[Part] = []
 
         def hide(part: Part) -> str:
