@@ -101,10 +101,12 @@ class Subscriber:
         finally:
             self._unwatch(stream, watch)
 
-    def ring(self, slot: int, generation: int) -> None:
-        """Wake those who follow this log and have not seen its last commit."""
+    def ring(self, slot: int, generation: int) -> bool:
+        """Wake those who follow this log and have not seen its last commit; whether there were any."""
+        woken = False
         for watch in self._watches.get((slot, generation), ()):
-            self._wake_if_moved(watch)
+            woken |= self._wake_if_moved(watch)
+        return woken
 
     async def close(self) -> None:
         """Close the socket; whoever still follows a log gets a `BusError`."""
@@ -160,10 +162,12 @@ class Subscriber:
         finally:
             watch.asleep = None
 
-    def _wake_if_moved(self, watch: _Watch) -> None:
+    def _wake_if_moved(self, watch: _Watch) -> bool:
         asleep = watch.asleep
-        if asleep is not None and not asleep.done() and self._slab.words[watch.at] != watch.seen:
-            asleep.set_result(None)
+        if asleep is None or asleep.done() or self._slab.words[watch.at] == watch.seen:
+            return False
+        asleep.set_result(None)
+        return True
 
     def _sweep(self) -> None:
         self._sweep_timer = None
@@ -188,10 +192,10 @@ class Subscriber:
             except MessageError:
                 self.garbage_frames += 1
                 continue
-            if chunk.slot < self._slab.slots:
-                self.ring(chunk.slot, chunk.generation)
-            else:
+            if chunk.slot >= self._slab.slots:
                 self.garbage_frames += 1
+            elif self.ring(chunk.slot, chunk.generation):
+                break  # whoever woke up goes first: to learn that the socket is empty costs a system call
         self._drain_soon()
 
     def _drain_soon(self) -> None:
