@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pingpong_bus.chain import Agent, Chain, rendered_messages
-from pingpong_bus.errors import ConfigError
+from pingpong_bus.chain import Agent, Chain, parse_chain, rendered_messages
+from pingpong_bus.errors import ChainError, ConfigError
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf
 from pingpong_worker.model_store import resolve_model
-from pingpong_worker.prompt import PromptCodec, Prompts
+from pingpong_worker.prompt import PromptCodec, Prompts, prepare_ids
 from pingpong_worker.prompt_tokenizer import PromptTokenizer
 from pingpong_worker.text import StopMatcher, WindowDecodeStream
 
@@ -261,3 +262,21 @@ def test_the_ids_that_end_an_answer_come_from_both_files(tmp_path: Path) -> None
     assert Prompts.load(tmp_path).eos_ids == {2}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 2]}')
     assert Prompts.load(tmp_path).eos_ids == {2, 5}
+
+
+def test_a_model_without_a_tokenizer_takes_ids_and_nothing_else() -> None:
+    def chain_of(*agents: dict[str, object]) -> Chain:
+        return parse_chain(json.dumps({"name": "ids", "agents": list(agents)}).encode())
+
+    first = {"name": "a", "prompt_ids": [1, 2, 3]}
+    prepared = prepare_ids(chain_of(first, {"name": "b", "prompt_ids": [4, "{{a}}", 5, 6]}), 100)
+    assert [agent.segments for agent in prepared] == [
+        [Literals(ids=[1, 2, 3])],
+        [Literals(ids=[4]), OutputOf(agent=0), Literals(ids=[5, 6])],
+    ]
+    with pytest.raises(ChainError, match=r"agents\[1\]\.prompt: the model has no tokenizer"):
+        prepare_ids(chain_of(first, {"name": "b", "prompt": "hi"}), 100)
+    with pytest.raises(ChainError, match=r"agents\[0\]\.stop: the model has no tokenizer"):
+        prepare_ids(chain_of(first | {"stop": ["x"]}), 100)
+    with pytest.raises(ChainError, match=r"agents\[0\]\.prompt_ids\[2\]"):
+        prepare_ids(chain_of(first), 3)

@@ -232,6 +232,31 @@ class Prompts:
         return segments
 
 
+def prepare_ids(chain: Chain, limits_vocabulary: int) -> list[PreparedAgent]:
+    """Prepare a chain for a model without a tokenizer: prompts given as ids need none.
+
+    Raises:
+        ChainError: an agent has text or stop strings, or an id that the model does not know.
+    """
+    prepared: list[PreparedAgent] = []
+    for index, agent in enumerate(chain.agents):
+        if agent.prompt_ids is None or agent.stop:
+            raise ChainError(
+                "the model has no tokenizer, so text means nothing to it.",
+                field=f"agents[{index}].{'stop' if agent.stop else 'prompt'}",
+                hint="Give prompts as prompt_ids and stops as stop_token_ids.",
+            )
+        check_ids(chain, index, limits_vocabulary)
+        segments: list[Segment] = []
+        for part in raw_parts(chain, index, {}):
+            if isinstance(part, OutputPart):
+                segments.append(OutputOf(agent=part.agent))
+            elif isinstance(part, IdsPart):
+                segments.append(Literals(ids=part.ids))
+        prepared.append(PreparedAgent(segments=segments))
+    return prepared
+
+
 def check_ids(chain: Chain, index: int, limits_vocabulary: int) -> None:
     """Check an agent's `prompt_ids` against the vocabulary.
 

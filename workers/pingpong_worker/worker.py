@@ -42,8 +42,8 @@ from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Engine
 from pingpong_worker.feed import Surroundings
 from pingpong_worker.heartbeat import Pulse
+from pingpong_worker.prompt import PromptCodec, prepare_ids
 from pingpong_worker.hops import Hops
-from pingpong_worker.prompt import PromptCodec
 
 _LINGER_MS = 2000
 T = TypeVar("T")
@@ -61,13 +61,13 @@ class Parts:
     """Called in a thread, once the engine serves; None where the model has no tokenizer."""
 
 
+@dataclass(frozen=True)
 class Serving:
-    """A worker whose engine serves."""
+    """What a worker has once its engine serves."""
 
-    def __init__(self, engine: Engine, prompts: PromptCodec | None, hops: Hops) -> None:
-        self.engine = engine
-        self.prompts = prompts
-        self.hops = hops
+    engine: Engine
+    prompts: PromptCodec | None
+    hops: Hops
 
 
 class Worker:
@@ -219,9 +219,9 @@ class Worker:
 
     async def _prepare(self, serving: Serving, message: Prepare) -> WorkerMessage:
         """Tokenize in a thread: tokens of running hops are never held up."""
-        if serving.prompts is None:
-            raise ConfigError("the model has no tokenizer.", field="model", hint="Give prompts as `prompt_ids`.")
         vocabulary = serving.engine.limits.vocabulary_size
+        if serving.prompts is None:
+            return Prepared(request=message.request, agents=prepare_ids(message.chain, vocabulary))
         agents = await asyncio.to_thread(serving.prompts.prepare, message.chain, message.inputs, vocabulary)
         return Prepared(request=message.request, agents=agents)
 
