@@ -42,8 +42,8 @@ from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Engine
 from pingpong_worker.feed import Surroundings
 from pingpong_worker.heartbeat import Pulse
-from pingpong_worker.prompt import PromptCodec, prepare_ids
 from pingpong_worker.hops import Hops
+from pingpong_worker.prompt import PromptCodec, prepare_ids
 
 _LINGER_MS = 2000
 T = TypeVar("T")
