@@ -64,8 +64,10 @@ class DaemonProcess:
         self.socket = folder / "run" / "control.sock"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pingpongd", "--config", str(folder / "config.toml")]
-                + ["--runtime-dir", str(folder / "run"), *arguments],
+                [
+                    *(sys.executable, "-m", "pingpongd", "--config", str(folder / "config.toml")),
+                    *("--runtime-dir", str(folder / "run"), *arguments),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
