@@ -1,0 +1,120 @@
+"""The demo and the chain benchmark as commands, on daemons that they start themselves; the engines are simulated."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from daemon_process import HANG_SECONDS, simulated_config, until
+
+ROOT = Path(__file__).parents[2]
+DEMO_KEYS = {"serial_ms", "ping_pong_ms", "saved_percent", "downstream_ttft_ratio", "agents", "identical"}
+
+
+@pytest.fixture
+def config(folder: Path) -> Path:
+    return write(folder / "config.toml", simulated_config())
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def command(script: str, *arguments: str | Path) -> list[str]:
+    return [sys.executable, str(ROOT / script), *map(str, arguments)]
+
+
+def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(script, *arguments), capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
+
+
+def test_demo_shows_both_runs_and_writes_its_figures(config: Path, folder: Path, segments: None) -> None:
+    chain = ROOT / "examples" / "two_agents.json"
+    done = run("examples/demo.py", "--config", config, "--chain", chain, "--pairs", "1", "--out", folder)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((folder / "demo.json").read_text())
+    assert figures.keys() >= DEMO_KEYS
+    assert figures["identical"] is True
+    assert figures["agents"] == 2
+    assert figures["saved_percent"] == pytest.approx(
+        100 * (1 - figures["ping_pong_ms"] / figures["serial_ms"]), abs=0.1
+    )
+    assert "every prompt and answer identical" in done.stdout
+    assert (folder / "demo.png").stat().st_size > 8_000
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it still runs; one that only waits to be reaped does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def start(output: Path, script: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
+    with output.open("wb") as file:
+        return subprocess.Popen(command(script, *arguments), stdout=file, stderr=file)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interrupted_demo_leaves_no_daemon(folder: Path, segments: None, number: signal.Signals) -> None:
+    # Long enough to be interrupted: a step takes 50 ms, and the chain hundreds of them.
+    config = write(folder / "config.toml", simulated_config(step_ms=50.0))
+    output = folder / "output"
+    demo = start(output, "examples/demo.py", "--config", config, "--out", folder)
+    try:
+        await until(lambda: b"Running" in output.read_bytes() or demo.poll() is not None, "the demo runs chains")
+        started = psutil.Process(demo.pid).children(recursive=True)
+        assert started
+        demo.send_signal(number)
+        assert demo.wait(timeout=HANG_SECONDS) == 130
+    finally:
+        demo.kill()
+        demo.wait()
+    # An engine's process ends by a signal that the end of its worker sends; it may still be about to.
+    await until(lambda: not any(map(alive, started)), "everything that the demo started has ended")
+    assert b"Traceback" not in output.read_bytes()
+
+
+def test_demo_says_why_a_daemon_did_not_start(config: Path) -> None:
+    config.write_text("groups = 3\n")
+    done = run("examples/demo.py", "--config", config)
+    assert done.returncode != 0
+    assert "groups" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_chain_benchmark_measures_and_reports_all_modes(config: Path, folder: Path, segments: None) -> None:
+    file = folder / "runs.jsonl"
+    options = ("--profile", "smoke", "--runs", "2", "--modes", "serial,ping-pong,presend", "--strict-output-tokens")
+    done = run("benchmarks/chain.py", "--config", config, "--out", file, "--strict-equal", *options)
+    assert done.returncode == 0, done.stderr
+    for line in ("serial: exact 1 of 1", "ping-pong: exact 2 of 2", "presend: exact 2 of 2"):
+        assert line in done.stdout
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    assert [line["warmup"] for line in lines] == [True] * 3 + [False] * 6
+    assert lines[-1]["provenance"]["engines"][0]["engine"].startswith("simulated")
+    again = run("benchmarks/chain.py", "--report", file)
+    assert again.returncode == 0
+    assert again.stdout == done.stdout
+
+
+def test_chain_benchmark_on_a_warm_cache_finds_the_prefixes(config: Path, folder: Path) -> None:
+    file = folder / "runs.jsonl"
+    done = run(
+        "benchmarks/chain.py", "--config", config, "--profile", "smoke", "--runs", "1", "--cache", "warm", "--out", file
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    measured = [line for line in lines if not line["warmup"]]
+    for line in measured:
+        assert all(agent["cached_tokens"] >= 160 for agent in line["result"]["agents"]), line["mode"]
