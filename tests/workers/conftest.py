@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import AsyncIterator
+from unittest import mock
 
 import pytest
 import pytest_asyncio
@@ -13,15 +15,19 @@ from pingpong_worker.model_store import EMBEDDED_MODEL
 from pingpong_worker.vllm_engine import VllmEngine
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """vLLM leaves a blocking ZeroMQ context to the collector, which may find it in any later test."""
+    config.addinivalue_line("filterwarnings", r"ignore:Unclosed context <zmq\.Context:ResourceWarning")
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     """The embedded model in float32 on core 0; prompts of more than 256 tokens are prefilled in parts.
 
     Tests that use it must run in the session's event loop: ``pytest.mark.asyncio(loop_scope="session")``.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("vllm")))
-        patch.setenv("HF_HUB_OFFLINE", "1")
+    temporary = str(tmp_path_factory.mktemp("vllm"))
+    with mock.patch.dict(os.environ, {"TMPDIR": temporary, "HF_HUB_OFFLINE": "1"}):  # and without what the engine sets
         engine = VllmEngine(
             WorkerConfig(
                 name="test",

@@ -6,12 +6,14 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from pingpong_bus.errors import EngineError
+from pingpong_bus.errors import ConfigError, EngineError
 from pingpong_bus.messages import Sampling, SessionKind
+from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Session
 from pingpong_worker.vllm_engine import VllmEngine
 
@@ -247,3 +249,36 @@ async def test_limits(vllm_engine: VllmEngine) -> None:
     assert limits.sessions == KINDS
     assert limits.dtype == "float32"
     assert limits.has_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("model", "engine_args", "field", "words"),
+    [
+        (None, {"max_model_length": 1}, "engine_args.max_model_length", "max_model_len"),
+        (None, {"max_model_len": "long"}, "engine_args.max_model_len", "integer"),
+        (None, {"max_model_len": 10**6}, "engine_args", "max_model_len"),
+        (None, {"quantization": "none-such"}, "engine_args", "quantization"),
+        ("nobody/has-this-model", {}, "model", "was not found"),
+    ],
+)
+async def test_a_configuration_that_cannot_work_is_named(
+    vllm_engine: VllmEngine, model: str | None, engine_args: dict[str, Any], field: str, words: str
+) -> None:
+    config = WorkerConfig(
+        name="bad",
+        devices=["cpu:0"],
+        model=model or vllm_engine.limits.model,
+        engine_args=engine_args,
+        slab_fd=-1,
+        control="",
+        bell="",
+        supervisor_pid=0,
+    )
+    engine = VllmEngine(config)
+    with pytest.raises(ConfigError) as caught:
+        await engine.start()
+    await engine.shutdown()
+    assert caught.value.field == field
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 450, str(caught.value)
+    assert "\n" not in str(caught.value)

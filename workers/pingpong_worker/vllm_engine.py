@@ -29,6 +29,8 @@ from pingpong_worker.vllm_versions import installed_version, prompt_maker, refus
 
 _WARM_UP_TOKENS = 256
 _RESET_LIMIT_S = 5.0
+_REASON_CHARS = 300
+"""How much of vLLM's own words an error repeats."""
 
 
 class VllmEngine:
@@ -54,8 +56,11 @@ class VllmEngine:
             raise RuntimeError("start a vLLM engine from the main thread: its processes end with the thread")
         version = installed_version()
         model = str(await asyncio.to_thread(resolve_model, self._config.model))
-        os.environ.update(engine_environment(self._config, os.environ))
-        os.environ[WORKER_PID] = str(os.getpid())
+        for name, value in (engine_environment(self._config, os.environ) | {WORKER_PID: str(os.getpid())}).items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         self._llm = _load(self._config, engine_arguments(self._config, model, version))
         vllm_config = self._llm.vllm_config
         end_ids, has_tokenizer = _end_ids(vllm_config.model_config)
@@ -157,11 +162,19 @@ def _load(config: WorkerConfig, arguments: dict[str, Any]) -> Any:
 
 def _start_error(error: Exception, reason: str, config: WorkerConfig) -> PingpongError:
     """Say why vLLM did not start: `reason` is what its processes left, if anything."""
-    text = " ".join((reason or str(error)).split())
+    text, field = reason or str(error), "engine_args"
+    if not reason and hasattr(error, "errors"):  # pydantic's: its text repeats the whole configuration
+        first = error.errors()[0]
+        text = first["msg"].removeprefix("Value error, ")
+        if first["loc"] and first["loc"][0] in config.engine_args:
+            field = f"engine_args.{first['loc'][0]}"
+    text = " ".join(text.split())
+    if len(text) > _REASON_CHARS:
+        text = f"{text[:_REASON_CHARS]}..."
     if "memory" in text.lower() or "KV cache" in text:
         return ConfigError(
             f"the model and its KV cache do not fit in memory: {text}",
-            field="engine_args",
+            field=field,
             hint="Lower max_model_len or the share of memory (VLLM_CPU_KVCACHE_SPACE, gpu_memory_utilization).",
         )
     if reason or isinstance(error, RuntimeError):
@@ -172,7 +185,7 @@ def _start_error(error: Exception, reason: str, config: WorkerConfig) -> Pingpon
             field="model",
             hint="Give a folder with a Hugging Face model, or a name that can be reached or is cached.",
         )
-    return ConfigError(f"vLLM does not take this configuration: {text}", field="engine_args")
+    return ConfigError(f"vLLM does not take this configuration: {text}", field=field)
 
 
 def _handle(llm: Any, limits: EngineLimits, end_ids: frozenset[int]) -> VllmHandle:

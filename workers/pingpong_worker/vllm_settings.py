@@ -18,20 +18,25 @@ MAX_NUM_SEQS = 32
 """Paused sessions count against it, so it has to exceed sessions and decodes together."""
 
 
-def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict[str, str]:
-    """Variables to set before vLLM is imported; what stands in `present` is left alone, but for the devices."""
-    defaults = {
+def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables to set before vLLM is imported, None to unset.
+
+    What stands in `present` is left alone, but for devices and what would win over an argument.
+    """
+    defaults: dict[str, str | None] = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiles at the first seeded request; the PyTorch sampler is exact
         "TOKENIZERS_PARALLELISM": "false",
     }
     # Spawn, not fork: a forked child inherits the worker's event loop, sockets and slab descriptors.
-    forced = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    forced: dict[str, str | None] = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     forced |= gpu_environment(config.devices, cuda_uuids)
     if on_cpu(config.devices):
         forced["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(device.removeprefix("cpu:") for device in config.devices)
-        if "kv_cache_memory_bytes" not in config.engine_args and "gpu_memory_utilization" not in config.engine_args:
+        if "kv_cache_memory_bytes" in config.engine_args:
+            forced["VLLM_CPU_KVCACHE_SPACE"] = None  # it would win over the argument
+        elif "gpu_memory_utilization" not in config.engine_args:
             defaults["VLLM_CPU_KVCACHE_SPACE"] = str(CPU_KV_GIB)
     return {name: value for name, value in defaults.items() if name not in present} | forced
 

@@ -1,0 +1,323 @@
+"""What surrounds the engine, without one: guards, settings, versions, the plugin, fixes for old versions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pingpong_bus.errors import ConfigError, EngineError
+from pingpong_bus.messages import EngineLimits, Sampling
+from pingpong_worker import vllm_plugin, vllm_settings
+from pingpong_worker.config import WorkerConfig
+from pingpong_worker.engine import OutputTokens
+from pingpong_worker.vllm_guards import (
+    Reservations,
+    check_length,
+    check_not_empty,
+    check_vocabulary,
+    session_kind,
+    stop_ids,
+)
+from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession, VllmHandle
+from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment
+from pingpong_worker.vllm_versions import check_supported, parse_version, scheduler_class
+
+# --------------------------------------------------------------------------------------------------------------- guards
+
+
+def test_guards_refuse_what_kills_an_engine() -> None:
+    with pytest.raises(EngineError, match="no token ids"):
+        check_not_empty([])
+    check_vocabulary([0, 9], 10)
+    with pytest.raises(EngineError, match="token id 10 "):
+        check_vocabulary([3, 10], 10)
+    check_length(90, 10, 100)
+    with pytest.raises(EngineError, match="a prompt of 91 tokens and an output of 10 do not fit in the engine's 100"):
+        check_length(91, 10, 100)
+
+
+def test_only_greedy_sampling_goes_into_a_resumable_request() -> None:
+    assert session_kind("streaming-input", Sampling(max_tokens=1)) == "streaming-input"
+    assert session_kind("streaming-input", Sampling(max_tokens=1, temperature=0.1)) == "prefix-cache"
+    assert session_kind("prefix-cache", Sampling(max_tokens=1)) == "prefix-cache"
+
+
+def test_stop_ids_are_the_models_unless_they_are_to_be_ignored() -> None:
+    assert stop_ids(Sampling(max_tokens=1, stop_token_ids=[7]), {2, 3}) == [2, 3, 7]
+    assert stop_ids(Sampling(max_tokens=1, stop_token_ids=[7], ignore_eos=True), {2, 3}) == [7]
+
+
+def test_reservations_leave_room_for_one_more_request_at_full_length() -> None:
+    reservations = Reservations(kv_tokens=1024, max_model_len=250, block_size=32, max_num_seqs=32)
+    assert reservations.most == 3, "4 of 256 tokens fit, one stays free"
+    assert [reservations.take(name) for name in "abcd"] == [True, True, True, False]
+    reservations.give_back("x")
+    assert not reservations.take("d")
+    reservations.give_back("b")
+    assert reservations.take("d")
+    assert not reservations.take("e")
+
+
+def test_reservations_take_at_most_half_of_the_engines_sequences() -> None:
+    assert Reservations(kv_tokens=2**20, max_model_len=64, block_size=32, max_num_seqs=5).most == 2
+    assert Reservations(kv_tokens=64, max_model_len=64, block_size=32, max_num_seqs=5).most == 0
+
+
+# ----------------------------------------------------------------------------------------------- sessions, faked engine
+
+
+class FakeLlm:
+    """An `AsyncLLM` whose outputs are scripted; it extends the prompts that it is given, as vLLM does."""
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self.outputs = list(outputs)
+        self.requests: list[tuple[Any, Any, str]] = []
+        self.chunks: list[Any] = []
+
+    async def generate(self, prompt: Any, params: Any, request_id: str) -> Any:
+        self.requests.append((prompt, params, request_id))
+        if hasattr(prompt, "__anext__"):
+            async for chunk in prompt:
+                self.chunks.append(chunk)
+            for output in self.outputs:
+                yield output
+        else:
+            prompt["ids"].append(-1)
+            yield self.outputs.pop(0)
+
+    async def abort(self, request_id: str) -> None:
+        pass
+
+
+def output(ids: list[int], reason: str | None = None, stop: int | None = None, cached: int = 0) -> Any:
+    completion = SimpleNamespace(token_ids=ids, finish_reason=reason, stop_reason=stop)
+    return SimpleNamespace(outputs=[completion], num_cached_tokens=cached)
+
+
+def handle(llm: FakeLlm) -> VllmHandle:
+    limits = EngineLimits(
+        engine="fake", model="m", max_model_len=100, vocabulary_size=50, block_size=4, kv_tokens=400, max_num_seqs=4
+    )
+    return VllmHandle(
+        llm=llm,
+        limits=limits,
+        end_ids=frozenset({2}),
+        make_prompt=lambda ids, salt: {"ids": list(ids), "salt": salt},
+        make_params=lambda **given: given,
+        make_chunk=lambda prompt, params: (prompt, params),
+        refusals=(ValueError,),
+    )
+
+
+async def test_prompts_are_copies_and_appends_carry_their_mark() -> None:
+    llm = FakeLlm([output([9], "length"), output([9], "length"), output([5], "length")])
+    session = PrefixCacheSession(handle(llm), "s", "salt")
+    mine = [1, 2, 3]
+    await session.append(mine)
+    await session.append([4])
+    answer = [item async for item in session.finalize([5], Sampling(max_tokens=1, seed=3, temperature=1.0))]
+    assert answer == [OutputTokens([5], "length", None, 0)]
+    assert mine == [1, 2, 3]
+    assert [prompt["ids"] for prompt, _, _ in llm.requests] == [[1, 2, 3, -1], [1, 2, 3, 4, -1], [1, 2, 3, 4, 5, -1]]
+    marks = [params.get("extra_args") for _, params, _ in llm.requests]
+    assert marks == [{"pingpong": {"append": True}}] * 2 + [None]
+    assert "seed" not in llm.requests[0][1], "an append must not draw"
+    assert len({name for _, _, name in llm.requests}) == 3
+
+
+async def test_merged_outputs_of_chunks_are_told_apart_by_counting() -> None:
+    """The sample of a cancelled append arrives in one output with the first tokens of the answer."""
+    llm = FakeLlm([output([41, 42, 7, 8], None, cached=4), output([9, 2], "stop", 2)])
+    closed: list[bool] = []
+    session = StreamingInputSession(handle(llm), "s", None, lambda: closed.append(True))
+    for ids in ([1, 2], [3]):  # appends whose waiting is cut off at once
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.append(ids), 0.001)
+    answer = [item async for item in session.finalize([4], Sampling(max_tokens=5))]
+    assert answer == [OutputTokens([7, 8], None, None, 4), OutputTokens([9], "stop", 2, None)]
+    assert [prompt["ids"] for prompt, _ in llm.chunks] == [[1, 2], [3], [4]]
+    assert [params["max_tokens"] for _, params in llm.chunks] == [1, 1, 5]
+    assert closed == [True]
+
+
+async def test_refusals_become_engine_errors() -> None:
+    class Refusing(FakeLlm):
+        async def generate(self, prompt: Any, params: Any, request_id: str) -> Any:
+            raise ValueError("no")
+            yield
+
+    llm = Refusing([])
+    with pytest.raises(EngineError, match="refused or failed the request: no"):
+        await PrefixCacheSession(handle(llm), "s", None).append([1])
+    streaming = StreamingInputSession(handle(llm), "s", None, lambda: None)
+    with pytest.raises(EngineError, match="refused or failed the request: no"):
+        await streaming.append([1])
+    await streaming.abort()
+
+
+# ------------------------------------------------------------------------------------------------ settings and versions
+
+
+def config(devices: list[str], **engine_args: Any) -> WorkerConfig:
+    return WorkerConfig(
+        name="w", devices=devices, engine_args=engine_args, slab_fd=-1, control="", bell="", supervisor_pid=0
+    )
+
+
+def test_settings_for_cores() -> None:
+    environment = engine_environment(config(["cpu:2", "cpu:3"]), {})
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "2,3"
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in engine_environment(config(["cpu:0"]), {"VLLM_CPU_KVCACHE_SPACE": "3"})
+    given = engine_environment(config(["cpu:0"], kv_cache_memory_bytes=9), {"VLLM_CPU_KVCACHE_SPACE": "3"})
+    assert given["VLLM_CPU_KVCACHE_SPACE"] is None, "the argument counts"
+    arguments = engine_arguments(config(["cpu:2", "cpu:3"]), "m", (0, 32, 0))
+    assert (arguments["block_size"], arguments["enforce_eager"]) == (32, True)
+    assert "tensor_parallel_size" not in arguments, "one engine's threads span the cores"
+    assert "scheduler_cls" not in arguments
+
+
+def test_settings_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_settings, "cuda_uuids", lambda: ["GPU-1", "GPU-2"])
+    devices = ["GPU-1", "GPU-2"]
+    environment = engine_environment(config(devices), {})
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    arguments = engine_arguments(config(devices, max_num_seqs=3), "m", (0, 24, 0))
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["max_num_seqs"] == 3, "raw arguments win"
+    assert arguments["scheduler_cls"].endswith("AsyncSessionScheduler")
+
+
+def test_unknown_arguments_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"engine_args\.max_model_length: .*max_model_len"):
+        check_argument_names({"max_model_length": 1}, ["max_model_len", "dtype"])
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("0.32.0", (0, 32, 0)), ("0.32.0rc1+cpu", (0, 32, 0)), ("0.33", (0, 33, 0)), ("1", (1, 0, 0))]
+)
+def test_versions_are_read(text: str, version: tuple[int, ...]) -> None:
+    assert parse_version(text) == version
+
+
+def test_versions_outside_of_the_range_are_refused() -> None:
+    for text in ("0.23.9", "0.34.0", "1.0"):
+        with pytest.raises(ConfigError, match=rf"vLLM {text} is not supported\. Install a version from 0\.24\.0 up to"):
+            check_supported(parse_version(text), text)
+    for text in ("0.24.0", "0.32.0", "0.33.5"):
+        check_supported(parse_version(text), text)
+
+
+def test_only_old_versions_get_another_scheduler() -> None:
+    assert scheduler_class((0, 32, 0), asynchronous=False) is None
+    old = scheduler_class((0, 24, 0), asynchronous=False)
+    assert old == "pingpong_worker.vllm_scheduler.SessionScheduler"
+
+
+# ------------------------------------------------------------------------------------------------ fixes of old versions
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch and vLLM say at import is not ours to mend
+def test_an_old_scheduler_is_given_what_a_later_chunk_changes() -> None:
+    pytest.importorskip("vllm")
+    from pingpong_worker.vllm_scheduler import SessionFixes
+
+    class Old:
+        """`_update_request_as_session` of vLLM 0.24, in what matters here."""
+
+        block_size = 4
+
+        def _update_request_as_session(self, session: Any, update: Any) -> None:
+            del session.tokens[session.num_computed_tokens :]
+            session.tokens.extend(update.prompt_token_ids)
+            for start in range(len(session.block_hashes) * 4, len(session.tokens) // 4 * 4, 4):
+                session.block_hashes.append(tuple(session.tokens[start : start + 4]))
+
+    class Mended(SessionFixes, Old):
+        pass
+
+    def run(scheduler: Old) -> Any:
+        # Seven tokens computed; the eighth, 99, is the sample that is thrown away, and it has filled the second block.
+        tokens = [1, 2, 3, 4, 5, 6, 7, 99]
+        session = SimpleNamespace(
+            tokens=tokens, num_computed_tokens=7, block_hashes=[tuple(tokens[:4]), tuple(tokens[4:])], max_tokens=1
+        )
+        scheduler._update_request_as_session(session, SimpleNamespace(prompt_token_ids=[8, 9], max_tokens=20))
+        return session
+
+    faulty = run(Old())
+    assert (faulty.max_tokens, faulty.block_hashes[1]) == (1, (5, 6, 7, 99)), "what is mended"
+    mended = run(Mended())
+    assert mended.max_tokens == 20
+    assert mended.block_hashes == [(1, 2, 3, 4), (5, 6, 7, 8)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rows_whose_sample_is_thrown_away_do_not_draw() -> None:
+    pytest.importorskip("vllm")
+    torch = pytest.importorskip("torch")
+    from pingpong_worker.vllm_cpu_worker import unfinished_prompts_unseeded
+
+    generators = {row: torch.Generator().manual_seed(row) for row in (0, 2)}
+    before = {row: generator.get_state() for row, generator in generators.items()}
+    mask = SimpleNamespace(np=[True, True, False, True])
+    runner = SimpleNamespace(discard_request_mask=mask, input_batch=SimpleNamespace(num_reqs=3, generators=generators))
+    with unfinished_prompts_unseeded(runner):
+        assert set(generators) == {2}
+        torch.rand(1, generator=generators[2])
+    assert set(generators) == {0, 2}
+    assert torch.equal(generators[0].get_state(), before[0])
+    assert not torch.equal(generators[2].get_state(), before[2])
+    with unfinished_prompts_unseeded(SimpleNamespace()):  # the V2 runner has no such mask
+        pass
+
+
+# ----------------------------------------------------------------------------------------------------------- the plugin
+
+
+def test_the_plugin_is_inert_without_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(vllm_plugin.WORKER_PID, raising=False)
+    monkeypatch.setattr(vllm_plugin, "die_with_parent", lambda pid: pytest.fail("not ours to tie"))
+    vllm_plugin.register()
+    monkeypatch.setenv(vllm_plugin.WORKER_PID, str(os.getpid()))
+    vllm_plugin.end_with_worker()
+
+
+def test_a_process_whose_worker_is_gone_ends_at_once() -> None:
+    code = "from pingpong_worker.vllm_plugin import end_with_worker; end_with_worker(); print('alive')"
+
+    def run(worker: int) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {vllm_plugin.WORKER_PID: str(worker)}
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert run(os.getpid()).stdout == "alive\n"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    done = run(dead.pid)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_the_first_failure_is_kept_for_the_parent(tmp_path: Path) -> None:
+    file = tmp_path / "failure"
+    logger = logging.Logger("engine")
+    logger.addHandler(vllm_plugin.FailureHandler(file))
+    logger.error("no exception, no root cause")
+    assert not file.exists()
+    for text in ("the root", "what followed from it"):
+        try:
+            raise ValueError(text)
+        except ValueError:
+            logger.exception("failed")
+    assert file.read_text() == "ValueError: the root"

@@ -1,0 +1,139 @@
+"""Processes of the real engine: nothing outlives a killed worker, and failures to start say why.
+
+The model is a tiny one with random weights: what takes the time here is vLLM itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.engine
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+START_LIMIT_S = 180
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Any:
+    """Start an engine in a process; whatever is left of it is killed after the test."""
+    started: list[subprocess.Popen[str]] = []
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+
+    def go(**engine_args: Any) -> subprocess.Popen[str]:
+        arguments = {"load_format": "random", "dtype": "float32"} | engine_args
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("engine_process.py")), str(model), json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"},
+        )
+        started.append(process)
+        return process
+
+    yield go
+    for process in started:
+        family = _family(process.pid)
+        for member in family:
+            if member.is_running():
+                member.kill()
+        process.communicate()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def answer(process: subprocess.Popen[str]) -> Any:
+    """The line that the process answers with; what vLLM prints is passed over."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("answer "):
+            text = line.removeprefix("answer ").strip()
+            return text if text == "ready" else json.loads(text)
+    pytest.fail(f"the engine's process ended with {process.wait()} and no answer")
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float, what: str) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def segments() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("psm_", "sem.mp-"))}
+
+
+def test_nothing_outlives_a_killed_worker(start: Start) -> None:
+    before = segments()
+    process = start()
+    assert answer(process) == "ready"
+    family = _family(process.pid)
+    assert len(family) >= 3, "the worker, EngineCore and its Worker"
+    made = segments() - before
+    assert made, "else this test would show nothing"
+    os.kill(process.pid, signal.SIGKILL)
+    gone, alive = psutil.wait_procs(family[1:], timeout=30)
+    assert not alive
+    assert len(gone) == len(family) - 1
+    wait_until(lambda: not (segments() & made), 10, f"left in /dev/shm: {segments() & made}")
+
+
+def test_an_engine_core_dies_with_a_worker_that_is_killed_while_it_loads(start: Start) -> None:
+    process = start()
+    wait_until(lambda: any(_is_engine_core(member) for member in _family(process.pid)), START_LIMIT_S, "no EngineCore")
+    family = _family(process.pid)[1:]
+    os.kill(process.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+
+
+def test_a_kv_cache_that_is_too_small_is_explained(start: Start) -> None:
+    error = answer(start(max_model_len=2048, kv_cache_memory_bytes=2**17))
+    assert (error["code"], error["field"]) == ("ConfigError", "engine_args")
+    assert "do not fit in memory" in error["text"]
+    assert "max_model_len" in error["text"]
+
+
+def _is_engine_core(process: psutil.Process) -> bool:
+    try:
+        return "spawn_main" in " ".join(process.cmdline()) or "EngineCore" in process.name()
+    except psutil.Error:
+        return False
