@@ -367,6 +367,28 @@ async def test_check_tells_whether_the_whole_text_gives_the_same_ids(ids: bytes,
         assert (await feed.check()).prompt_token_match is match
 
 
+async def test_check_of_a_prompt_that_reads_an_output_twice() -> None:
+    prompts = SimulatedPrompts()
+    parts: list[TextPart | OutputPart] = [OutputPart(0), OutputPart(0)]
+    async with bench() as b:
+        stream = b.upstreams[0].stream
+        joined = JoinedPrompt(
+            agent=Agent(name="a", prompt="x"), messages=[RenderedMessage("user", parts)], outputs={0: stream}
+        )
+        whole = prompts.join(joined, {0: []})
+        head = len(prompts.encode_text("user\n")) + 1
+        segments: list[HopSegment] = [literals(*whole[:head]), b.stream(0), b.stream(0), literals(*whole[head:])]
+        feed = b.feed(segments, match=joined)
+        task = asyncio.create_task(feed.run())
+        for ids in (b"once", b"more"):
+            await settle()
+            b.write(0, list(ids))
+        b.close(0)
+        await finish(b, task)
+        assert b.engine.session.prompt == prompts.join(joined, {0: list(b"oncemore")})
+        assert (await feed.check()).prompt_token_match is True
+
+
 # ------------------------------------------------------------------------------------------------- any schedule at all
 
 Step = tuple[str, int, int]

@@ -176,6 +176,20 @@ async def test_finalize_overtakes_a_cancelled_append(kind: SessionKind) -> None:
         await engine.shutdown()
 
 
+async def test_a_cancelled_append_of_a_prefix_session_is_not_computed_to_its_end() -> None:
+    engine = make_engine(step_ms=50.0, max_num_batched_tokens=1, max_num_seqs=1)
+    await engine.start()
+    try:
+        session = engine.open("s", cache_salt=None, sampling=GREEDY, kind="prefix-cache")
+        append = asyncio.create_task(session.append([1] * 2000))  # 100 s of steps, in the only seat
+        await asyncio.sleep(0.02)
+        append.cancel()
+        await asyncio.wait({append})
+        assert len(ids(await answer(engine, [1], sampling=Sampling(max_tokens=2, ignore_eos=True), name="t"))) == 2
+    finally:
+        await engine.shutdown()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_aborted_sessions_make_room(kind: SessionKind) -> None:
     engine = make_engine(max_num_seqs=1)

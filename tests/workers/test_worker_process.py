@@ -305,7 +305,7 @@ async def test_sigterm_is_stop_and_sigint_is_the_supervisors(supervisor: Supervi
 
 
 async def test_a_dead_engine_ends_the_worker_with_its_reason(supervisor: Supervisor) -> None:
-    await supervisor.start()
+    await supervisor.start(supervisor.config(heartbeat_s=600.0))  # the hop's failure must not wait for a heartbeat
     endless = Sampling(max_tokens=4000, ignore_eos=True)
     hop = HopSpec(hop="h", output=supervisor.allocate(), segments=[LITERAL], sampling=endless)
     await supervisor.send(StartHop(spec=hop))
