@@ -188,12 +188,19 @@ def _findings(by_mode: dict[str, list[Run]]) -> list[str]:
             if mode != "serial" and _agents(runs) > 1:
                 facts.append(f"downstream TTFT {100 * downstream_ttft_ratio(serial, runs):.1f} % of serial")
                 facts.append(f"hidden ÷ hideable TTFT {hidden_share(serial, runs):.2f}")
+        facts.append(_cached(runs))
         facts.append(_token_match(runs))
         facts.append(_appends(runs))
         lines.append(f"- {mode}: " + "; ".join(fact for fact in facts if fact))
     if serial:
         lines.append(f"- decode step, serial: {decode_step_ms(serial):.1f} ms")
     return lines
+
+
+def _cached(runs: Sequence[Run]) -> str:
+    agents = [agent for run in runs for agent in run.result.agents]
+    prompts = sum(agent.prompt_tokens for agent in agents)
+    return f"{100 * sum(agent.cached_tokens for agent in agents) / prompts:.0f} % of prompt tokens cached at the end"
 
 
 def _token_match(runs: Sequence[Run]) -> str:

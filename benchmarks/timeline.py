@@ -80,7 +80,7 @@ def draw(serial: ChainResult, ahead: ChainResult, path: Path, *, lanes: Sequence
     """Write the picture as PNG.
 
     Args:
-        lanes: devices from top to bottom; None: those of either run, by name.
+        lanes: devices from top to bottom; None: as the run that read ahead came to them.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -88,7 +88,7 @@ def draw(serial: ChainResult, ahead: ChainResult, path: Path, *, lanes: Sequence
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    lanes = lanes or sorted({agent.worker for result in (serial, ahead) for agent in result.agents})
+    lanes = lanes or list(dict.fromkeys(agent.worker for result in (ahead, serial) for agent in result.agents))
     end_s = max(result.e2e_ms or 0.0 for result in (serial, ahead)) / 1e3
     height = 2 * (_LANE_INCHES * len(lanes) + 0.45) + 0.95
     figure = Figure(figsize=(_WIDTH_INCHES, height), dpi=_DPI, layout="constrained")
@@ -106,7 +106,7 @@ def draw(serial: ChainResult, ahead: ChainResult, path: Path, *, lanes: Sequence
         fontsize=11,
         fontweight="bold",
     )
-    lower.set_xlim(0, end_s * 1.06)  # room for the last name
+    lower.set_xlim(0, end_s * 1.09)  # room for the last name
     lower.set_xlabel("seconds since the chain was submitted")
     figure.legend(
         handles=[

@@ -136,7 +136,7 @@ def test_report_shows_the_figures() -> None:
     assert "| ping-pong | 3 | 2,000 | 2,000 | 2,000 | 2,000 | 50.0 % |" in text
     assert "| a1 | 1,000 / 1,200 | 60 / 260 | 100 / 300 |" in text
     assert "ping-pong: exact 3 of 3 against the serial runs; downstream TTFT 5.0 % of serial" in text
-    assert "prompt_token_match 9 of 9; 2.0 appends an agent" in text
+    assert "0 % of prompt tokens cached at the end; prompt_token_match 9 of 9; 2.0 appends an agent" in text
     assert "timed by the client" in text
 
 
