@@ -240,7 +240,9 @@ class Prepared(_Tagged, frozen=True):
     agents: list[PreparedAgent]
 
 
-class PrepareFailed(_Tagged, frozen=True):
+class RequestFailed(_Tagged, frozen=True):
+    """A `Prepare` or `ResetPrefixCache` could not be carried out."""
+
     request: int
     code: str
     message: str
@@ -344,7 +346,7 @@ WorkerMessage = (
     | Ready
     | WorkerFailed
     | Prepared
-    | PrepareFailed
+    | RequestFailed
     | HopOpened
     | HopAppended
     | HopFinalized

@@ -24,8 +24,8 @@ from pingpong_bus.messages import (
     Prepare,
     Prepared,
     PreparedAgent,
-    PrepareFailed,
     Ready,
+    RequestFailed,
     ResetPrefixCache,
     Stop,
     SupervisorMessage,
@@ -197,13 +197,15 @@ class Fleet:
         worker = min(self.ready, key=lambda worker: len(worker.hops))
         number = next(self._requests)
         reply = await self._ask(worker, number, Prepare(request=number, chain=chain, inputs=inputs))
-        if isinstance(reply, Prepared):
-            return reply.agents
-        assert isinstance(reply, PrepareFailed)  # noqa: S101 - nothing else answers a Prepare
-        raise error_from_code(reply.code, reply.message, hint=reply.hint, field=reply.field)
+        assert isinstance(reply, Prepared)  # noqa: S101 - nothing else answers a Prepare
+        return reply.agents
 
     async def reset_prefix_caches(self) -> None:
-        """Empty every serving worker's prefix cache."""
+        """Empty every serving worker's prefix cache.
+
+        Raises:
+            EngineError: one of them could not.
+        """
         for worker in self.ready:
             number = next(self._requests)
             await self._ask(worker, number, ResetPrefixCache(request=number))
@@ -215,13 +217,16 @@ class Fleet:
         try:
             self.send(worker, message)
             async with asyncio.timeout(_REQUEST_SECONDS):
-                return await future
+                reply = await future
         except TimeoutError:
             raise EngineError(
                 f'worker "{worker.name}" did not answer within {_REQUEST_SECONDS:g} s.', hint="Look at its log lines."
             ) from None
         finally:
             del self._waiting[number]
+        if isinstance(reply, RequestFailed):
+            raise error_from_code(reply.code, reply.message, hint=reply.hint, field=reply.field)
+        return reply
 
     def _send_or_drop(self, worker: Worker, message: SupervisorMessage) -> bool:
         """Whether the worker's socket took the message."""
@@ -273,7 +278,7 @@ class Fleet:
             case Heartbeat():
                 worker.rss_bytes = message.rss_bytes
                 worker.output_tokens = message.output_tokens
-            case Prepared(request=request) | PrepareFailed(request=request) | PrefixCacheReset(request=request):
+            case Prepared(request=request) | RequestFailed(request=request) | PrefixCacheReset(request=request):
                 entry = self._waiting.get(request)
                 if entry is not None and not entry[1].done():
                     entry[1].set_result(message)

@@ -52,7 +52,7 @@ async def test_read_ahead_gives_the_output_of_series(start_daemon: StartDaemon) 
     assert {agent.worker for agent in serial.agents} == {"a"}
     assert [agent.worker for agent in ahead.agents] in (list("ababa"), list("babab"))
     for agent in ahead.agents[1:]:
-        assert agent.appends[0].sent >= 200
+        assert agent.appends[0].sent >= 192  # the prefix's whole cache blocks
         assert agent.ttft_ms is not None
         assert agent.first_token_ms is not None
         assert agent.opened_ms is not None

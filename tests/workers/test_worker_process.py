@@ -39,8 +39,8 @@ from pingpong_bus.messages import (
     Prepare,
     Prepared,
     PreparedAgent,
-    PrepareFailed,
     Ready,
+    RequestFailed,
     ResetPrefixCache,
     Sampling,
     SessionKind,
@@ -287,7 +287,7 @@ async def test_a_chain_that_cannot_be_prepared_is_answered(supervisor: Superviso
     await supervisor.start()
     chain = Chain(name="bad", agents=[Agent(name="a", prompt_ids=[99999])])
     await supervisor.send(Prepare(request=5, chain=chain, inputs={}))
-    failed = await supervisor.receive(PrepareFailed, request=5)
+    failed = await supervisor.receive(RequestFailed, request=5)
     assert (failed.code, failed.field) == ("ChainError", "agents[0].prompt_ids")
     assert "99999" in failed.message
 

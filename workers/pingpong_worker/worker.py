@@ -25,8 +25,8 @@ from pingpong_bus.messages import (
     PrefixCacheReset,
     Prepare,
     Prepared,
-    PrepareFailed,
     Ready,
+    RequestFailed,
     ResetPrefixCache,
     StartHop,
     Stop,
@@ -198,7 +198,7 @@ class Worker:
             case AbortHop(hop=hop):
                 self._send(HopEnded(hop=hop, state="aborted", at_ns=time.monotonic_ns()))
             case Prepare(request=request) | ResetPrefixCache(request=request):
-                self._send(PrepareFailed(request=request, code=EngineError.__name__, message=why))
+                self._send(RequestFailed(request=request, code=EngineError.__name__, message=why))
 
     def _answer(self, request: int, work: Coroutine[None, None, WorkerMessage]) -> None:
         """Answer a request when its work is done; the conversation goes on meanwhile."""
@@ -208,7 +208,7 @@ class Worker:
                 self._send(await work)
             except PingpongError as error:
                 self._send(
-                    PrepareFailed(
+                    RequestFailed(
                         request=request, code=error.code, message=error.message, hint=error.hint, field=error.field
                     )
                 )
