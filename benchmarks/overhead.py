@@ -23,7 +23,7 @@ import psutil
 from bare_chain import BareEngines, BareMode, bare_agents, bare_engines
 from local_daemon import local_daemon
 from pingpong_bus.chain import Chain
-from pingpong_bus.errors import NotEqual, PingpongError
+from pingpong_bus.errors import EngineError, NotEqual, PingpongError
 from pingpong_bus.messages import SubmitOptions
 from pingpong_client import AsyncClient
 from pingpongd.config import load_config
@@ -33,6 +33,10 @@ from provenance import provenance
 System = Literal["bare", "daemon"]
 SYSTEMS: tuple[System, System] = ("bare", "daemon")
 MODES: tuple[BareMode, BareMode] = ("serial", "ping-pong")
+_SETTLE_S = 0.5
+_SETTLE_TRIES = 60
+_IDLE_SHARE = 0.05
+"""Of a core; the daemon's and the engines' own timers use about 0.02."""
 
 
 class OverheadRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +96,20 @@ class CpuMeter:
         return sum(sum(process.cpu_times()[:2]) for process in tree)
 
 
+async def settled(meter: CpuMeter) -> None:
+    """Wait until the processes are idle: vLLM's workers spin for a second after their last message.
+
+    Raises:
+        EngineError: they do not become idle.
+    """
+    for _ in range(_SETTLE_TRIES):
+        before = meter.seconds()
+        await asyncio.sleep(_SETTLE_S)
+        if meter.seconds() - before < _IDLE_SHARE * _SETTLE_S:
+            return
+    raise EngineError("engines that have nothing to do keep using the processor, so nothing can be compared.")
+
+
 class Comparison:
     """Runs one chain on both systems."""
 
@@ -109,6 +127,7 @@ class Comparison:
         """One run with empty prefix caches."""
         idle = self._meters["daemon" if system == "bare" else "bare"]
         await (self._bare if system == "bare" else self._client).reset_caches()
+        await settled(idle)
         before = idle.seconds()
         if system == "bare":
             done = await self._bare.run(bare_agents(self._chain), mode)
