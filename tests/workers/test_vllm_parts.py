@@ -29,7 +29,7 @@ from pingpong_worker.vllm_guards import (
 )
 from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession, VllmHandle
 from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment
-from pingpong_worker.vllm_versions import check_supported, parse_version, scheduler_class
+from pingpong_worker.vllm_versions import check_supported, parse_version, prompt_maker, scheduler_class
 
 # --------------------------------------------------------------------------------------------------------------- guards
 
@@ -216,6 +216,25 @@ def test_versions_outside_of_the_range_are_refused() -> None:
             check_supported(parse_version(text), text)
     for text in ("0.24.0", "0.32.0", "0.33.5"):
         check_supported(parse_version(text), text)
+
+
+@pytest.mark.parametrize("has_tokens_input", [True, False])
+def test_prompts_are_made_the_way_the_version_wants(monkeypatch: pytest.MonkeyPatch, has_tokens_input: bool) -> None:
+    inputs = SimpleNamespace(TokensPrompt=dict)
+    if has_tokens_input:
+        inputs.tokens_input = lambda ids, cache_salt=None: {
+            "type": "token",
+            "prompt_token_ids": ids,
+            "salt": cache_salt,
+        }
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(inputs=inputs))
+    make = prompt_maker()
+    mine = [1, 2]
+    prompt = make(mine, "s")
+    assert prompt["prompt_token_ids"] == mine
+    assert prompt["prompt_token_ids"] is not mine
+    assert prompt["salt" if has_tokens_input else "cache_salt"] == "s"
+    assert "cache_salt" not in make(mine, None), "no salt is not an empty one"
 
 
 def test_only_old_versions_get_another_scheduler() -> None:

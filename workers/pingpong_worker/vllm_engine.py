@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import functools
 import gc
-import importlib
 import os
 import tempfile
 import threading
@@ -28,7 +27,7 @@ from pingpong_worker.vllm_settings import check_argument_names, engine_arguments
 from pingpong_worker.vllm_versions import installed_version, prompt_maker, refusals
 
 _WARM_UP_TOKENS = 256
-_RESET_LIMIT_S = 5.0
+_RESET_LIMIT_S = 2.0
 _REASON_CHARS = 300
 """How much of vLLM's own words an error repeats."""
 
@@ -123,7 +122,7 @@ class VllmEngine:
 
     async def _warm_up(self) -> None:
         """Make the first requests, which are slow, so that no user's are."""
-        count = min(_WARM_UP_TOKENS, self.limits.max_model_len // 2)
+        count = max(1, min(_WARM_UP_TOKENS, self.limits.max_model_len - 16))
         for kind in self.limits.sessions:
             sampling = Sampling(max_tokens=4, ignore_eos=True)
             session = self.open(f"warm-up {kind}", cache_salt=None, sampling=sampling, kind=kind)
@@ -144,15 +143,16 @@ def _load(config: WorkerConfig, arguments: dict[str, Any]) -> Any:
         ConfigError: an argument, the model or the memory for it is at fault.
         EngineError: the engine failed to start for another reason.
     """
-    args_class = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
-    llm_class = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
-    check_argument_names(config.engine_args, [field.name for field in dataclasses.fields(args_class)])
+    # Here, not at the top: vLLM reads its environment as it is imported, and takes seconds.
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    check_argument_names(config.engine_args, [field.name for field in dataclasses.fields(AsyncEngineArgs)])
     with tempfile.TemporaryDirectory(prefix="pingpong-start-") as folder:
         failure = Path(folder) / "failure"
         os.environ[FAILURE_FILE] = str(failure)
         try:
-            args = args_class(**arguments)
-            return llm_class.from_engine_args(args)
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         except (OSError, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
             reason = failure.read_text("utf-8") if failure.exists() else ""
             raise _start_error(error, reason, config) from error
@@ -189,10 +189,12 @@ def _start_error(error: Exception, reason: str, config: WorkerConfig) -> Pingpon
 
 
 def _handle(llm: Any, limits: EngineLimits, end_ids: frozenset[int]) -> VllmHandle:
-    params = importlib.import_module("vllm.sampling_params")
+    from vllm.engine.protocol import StreamingInput
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
     # ignore_eos: without a tokenizer vLLM knows some end ids at best; `answer_params` names them all.
     make_params = functools.partial(
-        params.SamplingParams, ignore_eos=True, detokenize=False, output_kind=params.RequestOutputKind.DELTA
+        SamplingParams, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
     )
     return VllmHandle(
         llm=llm,
@@ -200,7 +202,7 @@ def _handle(llm: Any, limits: EngineLimits, end_ids: frozenset[int]) -> VllmHand
         end_ids=end_ids,
         make_prompt=prompt_maker(),
         make_params=make_params,
-        make_chunk=importlib.import_module("vllm.engine.protocol").StreamingInput,
+        make_chunk=StreamingInput,
         refusals=refusals(),
     )
 
@@ -226,6 +228,8 @@ def _limits(
 
 def _end_ids(model_config: Any) -> tuple[frozenset[int], bool]:
     """The model's end-of-sequence ids, from all places that name them, and whether it has a tokenizer."""
+    from transformers import AutoTokenizer
+
     found: set[int] = set()
     for value in (
         model_config.try_get_generation_config().get("eos_token_id"),
@@ -233,7 +237,7 @@ def _end_ids(model_config: Any) -> tuple[frozenset[int], bool]:
     ):
         found.update([value] if isinstance(value, int) else value or ())
     try:
-        tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             model_config.tokenizer, trust_remote_code=model_config.trust_remote_code
         )
     except (OSError, ValueError):  # a model for prompts given as ids only

@@ -9,9 +9,7 @@ The first version known to be sound is named, not the one that brought the mend:
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,7 +76,8 @@ def scheduler_class(version: Version, *, asynchronous: bool) -> str | None:
 
 def prompt_maker() -> Callable[[Sequence[int], str | None], Any]:
     """A function (ids, cache salt) -> prompt; the prompt holds a copy of the ids (see `vllm_guards.py`)."""
-    inputs = importlib.import_module("vllm.inputs")
+    from vllm import inputs
+
     rendered = getattr(inputs, "tokens_input", None)
     if rendered is not None:
         return lambda ids, salt: rendered(list(ids), cache_salt=salt)
@@ -94,10 +93,11 @@ def prompt_maker() -> Callable[[Sequence[int], str | None], Any]:
 
 def refusals() -> tuple[type[Exception], ...]:
     """The exceptions by which `AsyncLLM.generate` refuses or fails a request."""
-    engine = importlib.import_module("vllm.v1.engine.exceptions")
-    found: list[type[Exception]] = [engine.EngineDeadError, engine.EngineGenerateError, ValueError]
-    if importlib.util.find_spec("vllm.exceptions") is not None:
-        base = getattr(importlib.import_module("vllm.exceptions"), "VLLMError", None)
-        if base is not None:
-            found.append(base)
-    return tuple(found)
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    found: list[type[Exception]] = [EngineDeadError, EngineGenerateError, ValueError]
+    try:
+        from vllm.exceptions import VLLMError
+    except ImportError:
+        return tuple(found)
+    return (*found, VLLMError)
