@@ -172,4 +172,4 @@ async def test_verify_says_equal_and_exits_zero(daemon: DaemonProcess) -> None:
     )
     assert done.returncode == 0, done.stderr
     certificate = json.loads(done.stdout)
-    assert certificate["dtype"] == "float32" or "float32" in done.stdout
+    assert (certificate["verdict"], certificate["dtypes"]) == ("equal", ["float32"])
