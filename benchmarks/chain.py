@@ -106,14 +106,20 @@ def build_chain(options: argparse.Namespace, vocabulary: int) -> Chain:
 
 
 def shaped(profile: Profile, options: argparse.Namespace) -> Profile:
-    """The profile with what the command line changes."""
-    output = options.output or profile.output
+    """The profile with what the command line changes, and then named for its shape."""
+    if not (options.prefix or options.output or options.agents):
+        return profile
+    prefix, output, agents = (
+        options.prefix or profile.prefix,
+        options.output or profile.output,
+        options.agents or profile.agents,
+    )
     return Profile(
-        name=profile.name,
-        prefix=options.prefix or profile.prefix,
+        name=f"{agents} agents, prefix {prefix}, output {output}",
+        prefix=prefix,
         output=output,
         last_output=max(1, output // 4) if options.output else profile.last_output,
-        agents=options.agents or profile.agents,
+        agents=agents,
         suffix=profile.suffix,
     )
 

@@ -20,7 +20,7 @@ def provenance() -> dict[str, Any]:
 
     Keys: date, machine (cpu, cores, usable_cores, memory_gib, gpus), load (processes that wanted a core in the last
     minute: what else ran), kernel, python, packages (those installed), commit, dirty (whether tracked files differ
-    from the commit; null outside a repository).
+    from the commit; null outside a repository). A copy without its repository is told its commit by PINGPONG_COMMIT.
     """
     commit = _output("git", "-C", str(REPOSITORY), "rev-parse", "HEAD")
     changes = _output("git", "-C", str(REPOSITORY), "status", "--porcelain", "--untracked-files=no")
@@ -37,7 +37,7 @@ def provenance() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "packages": _versions(),
-        "commit": commit,
+        "commit": commit or os.environ.get("PINGPONG_COMMIT"),
         "dirty": None if commit is None else bool(changes),
     }
 
