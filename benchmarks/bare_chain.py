@@ -170,8 +170,14 @@ async def bare_engines(config: DaemonConfig) -> AsyncIterator[BareEngines]:
 def _environment(config: DaemonConfig, devices: Sequence[str]) -> dict[str, str]:
     numbers = ",".join(device.partition(":")[2] for device in devices)
     where = "VLLM_CPU_OMP_THREADS_BIND" if devices[0].startswith("cpu:") else "CUDA_VISIBLE_DEVICES"
-    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-    return {**quiet, **config.environment, where: numbers}
+    # As the daemon's engines have it, huge pages too: what is measured is the daemon, not its settings.
+    common = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "THP_MEM_ALLOC_ENABLE": "1",
+    }
+    return {**common, **config.environment, where: numbers}
 
 
 def _make_engine(config: DaemonConfig, group_arguments: dict[str, Any], model: str) -> Any:

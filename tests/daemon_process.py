@@ -45,6 +45,17 @@ def simulated_config(*, slots: int = 64, step_ms: float = 1.0, drain: float = 30
 StartDaemon = Callable[..., Awaitable["DaemonProcess"]]
 
 
+def orphaned_segments() -> set[str]:
+    """Names in /dev/shm that no process maps."""
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            mapped += "".join(line for line in maps.read_text().splitlines(keepends=True) if "/dev/shm/" in line)
+        except OSError:  # it has ended, or is not ours
+            continue
+    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name not in mapped}
+
+
 async def until(condition: Callable[[], bool], what: str, seconds: float = HANG_SECONDS) -> None:
     """Wait for a condition; fail if it does not come."""
     deadline = time.monotonic() + seconds

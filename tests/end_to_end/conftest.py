@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -22,15 +21,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def segments() -> Iterator[None]:
-    """Fails if a test leaves a segment of its own in shared memory."""
-    before = set(os.listdir("/dev/shm"))  # noqa: PTH208
-    yield
-    assert set(os.listdir("/dev/shm")) <= before  # noqa: PTH208
-
-
-@pytest.fixture
-async def start_daemon(folder: Path, segments: None) -> AsyncIterator[StartDaemon]:
+async def start_daemon(folder: Path) -> AsyncIterator[StartDaemon]:
     """Starts daemons and waits until they serve; ends them after the test."""
     started: list[DaemonProcess] = []
 

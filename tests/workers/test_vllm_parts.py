@@ -177,6 +177,7 @@ def test_settings_for_cores() -> None:
     environment = engine_environment(config(["cpu:2", "cpu:3"]), {})
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "2,3"
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert environment["THP_MEM_ALLOC_ENABLE"] == "1"
     assert "VLLM_CPU_KVCACHE_SPACE" not in engine_environment(config(["cpu:0"]), {"VLLM_CPU_KVCACHE_SPACE": "3"})
     given = engine_environment(config(["cpu:0"], kv_cache_memory_bytes=9), {"VLLM_CPU_KVCACHE_SPACE": "3"})
     assert given["VLLM_CPU_KVCACHE_SPACE"] is None, "the argument counts"

@@ -34,6 +34,9 @@ def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict
     forced |= gpu_environment(config.devices, cuda_uuids)
     if on_cpu(config.devices):
         forced["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(device.removeprefix("cpu:") for device in config.devices)
+        # Weights on huge pages: SmolLM2-135M in float32 prefills 17 % faster on them and decodes 5 % faster, and two
+        # engines that are alike run alike, where small pages left one of them up to 15 % slower for its life.
+        defaults["THP_MEM_ALLOC_ENABLE"] = "1"
         if "kv_cache_memory_bytes" in config.engine_args:
             forced["VLLM_CPU_KVCACHE_SPACE"] = None  # it would win over the argument
         elif "gpu_memory_utilization" not in config.engine_args:
