@@ -91,7 +91,7 @@ def digest(ids: Sequence[int]) -> str:
 
 
 def compare_runs(serial: ChainResult, read_ahead: ChainResult) -> RunCertificate:
-    """Compare two finished runs of one chain, agent by agent; both with prompt ids."""
+    """Compare two finished runs of one chain, agent by agent; both asked for with prompt ids."""
     agents = [compare_agents(one, other) for one, other in zip(serial.agents, read_ahead.agents, strict=True)]
     return RunCertificate(
         serial_id=serial.id,
@@ -104,14 +104,18 @@ def compare_runs(serial: ChainResult, read_ahead: ChainResult) -> RunCertificate
 
 
 def compare_agents(serial: AgentResult, read_ahead: AgentResult) -> AgentCertificate:
-    """Compare an agent's prompt ids, output ids, stop token and finish reason."""
+    """Compare an agent's prompt ids, output ids, stop token and finish reason.
+
+    Where the daemon does not know the ids, since a worker tokenized the joined text, the digests of what the two
+    engines were given take their place.
+    """
     difference = _first_difference(serial, read_ahead)
-    prompt = serial.prompt_ids or []
+    prompt = serial.prompt_ids
     return AgentCertificate(
         agent=serial.name,
-        prompt_tokens=len(prompt),
+        prompt_tokens=serial.prompt_tokens if prompt is None else len(prompt),
         output_tokens=len(serial.output_ids),
-        prompt_digest=digest(prompt),
+        prompt_digest=serial.prompt_digest if prompt is None else digest(prompt),
         output_digest=digest(serial.output_ids),
         equal=difference is None,
         difference=difference,
@@ -156,12 +160,10 @@ def certificate_lines(certificate: Certificate, width: int | None = None) -> lis
 
 
 def _first_difference(serial: AgentResult, read_ahead: AgentResult) -> Difference | None:
-    for result in (serial, read_ahead):
-        # What the engine was really given, against the ids that the daemon reports.
-        if result.prompt_digest != digest(result.prompt_ids or []):
-            return Difference(
-                where="prompt digest", serial=serial.prompt_digest or None, read_ahead=read_ahead.prompt_digest or None
-            )
+    if not _same_digests(serial, read_ahead):
+        return Difference(
+            where="prompt digest", serial=serial.prompt_digest or None, read_ahead=read_ahead.prompt_digest or None
+        )
     pairs: list[tuple[Literal["prompt", "output"], Sequence[int], Sequence[int]]] = [
         ("prompt", serial.prompt_ids or [], read_ahead.prompt_ids or []),
         ("output", serial.output_ids, read_ahead.output_ids),
@@ -175,6 +177,13 @@ def _first_difference(serial: AgentResult, read_ahead: AgentResult) -> Differenc
     if serial.finish_reason != read_ahead.finish_reason:
         return Difference(where="finish reason", serial=serial.finish_reason, read_ahead=read_ahead.finish_reason)
     return None
+
+
+def _same_digests(serial: AgentResult, read_ahead: AgentResult) -> bool:
+    """Whether what the engines were really given is what the daemon says, or the same where it cannot say."""
+    if serial.prompt_ids is None and read_ahead.prompt_ids is None:
+        return bool(serial.prompt_digest) and serial.prompt_digest == read_ahead.prompt_digest
+    return all(result.prompt_digest == digest(result.prompt_ids or []) for result in (serial, read_ahead))
 
 
 def _shown(value: int | str | None) -> str:

@@ -88,6 +88,24 @@ def test_a_digest_that_is_wrong_on_both_sides_is_a_difference():
     assert not compare_agents(wrong, wrong).equal
 
 
+def joined(seen, **fields):
+    """An agent whose prompt ids only its worker knows."""
+    return agent(seen, [3], **({"prompt_ids": None, "prompt_tokens": len(seen)} | fields))
+
+
+def test_prompts_that_only_the_worker_knows_are_compared_by_digest():
+    same = compare_agents(joined([1, 2]), joined([1, 2]))
+    assert same.equal
+    assert (same.prompt_tokens, same.prompt_digest) == (2, digest([1, 2]))
+    other = compare_agents(joined([1, 2]), joined([1, 3]))
+    assert other.difference == Difference(where="prompt digest", serial=digest([1, 2]), read_ahead=digest([1, 3]))
+    assert compare_agents(joined([1]), joined([1], stop_token=9)).difference.where == "stop token"
+
+
+def test_without_ids_and_digests_nothing_is_proven():
+    assert not compare_agents(joined([1], prompt_digest=""), joined([1], prompt_digest="")).equal
+
+
 def certificate(*outputs):
     def run(output):
         return ChainResult(id="x", name="n", state="finished", e2e_ms=1000.0, agents=[agent([1], output)])
