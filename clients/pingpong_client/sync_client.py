@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pingpong_bus.chain import Chain
+from pingpong_bus.errors import DaemonUnavailable
 from pingpong_bus.messages import ChainEvent, ChainResult, StatusReply, SubmitOptions
 from pingpong_client.client import PING_S, TIMEOUT_S, AsyncClient, Summaries
 from pingpong_client.transport import Transport, ZmqTransport
@@ -88,6 +89,7 @@ class Client:
     def follow(self, chain: str) -> Iterator[ChainEvent]:
         """See `AsyncClient.follow`."""
         events = self._client.follow(chain)
+        loop = self._running_loop()
 
         async def following() -> ChainEvent | None:
             return await anext(events, None)
@@ -95,8 +97,11 @@ class Client:
         try:
             while (event := self._do(following())) is not None:
                 yield event
+                if self._loop is not loop:
+                    raise DaemonUnavailable(f"the connection to {self.socket} was closed.")
         finally:
-            self._do(events.aclose())
+            if self._loop is loop:  # otherwise `close` has ended the events with their loop
+                self._do(events.aclose())
 
     def attach(self, chain: str) -> ChainResult:
         """See `AsyncClient.attach`."""

@@ -43,6 +43,19 @@ def test_following_may_stop_early(client, chain):
     assert client.result(chain_id).state == "finished"
 
 
+def test_an_iterator_that_outlives_the_connection_starts_nothing(link, chain):
+    client = Client("/fake", transport=link.transport)
+    chain_id = client.submit(chain, follow=True)
+    dropped, read_on = client.follow(chain_id), client.follow(client.submit(chain, follow=True))
+    assert next(dropped).kind == next(read_on).kind == "started"
+    client.close()
+    before = threading.active_count()
+    dropped.close()
+    with pytest.raises(DaemonUnavailable, match="was closed"):
+        next(read_on)
+    assert threading.active_count() == before
+
+
 def test_no_daemon_leaves_no_thread(tmp_path):
     before = threading.active_count()
     with pytest.raises(DaemonUnavailable), Client(tmp_path):
