@@ -116,6 +116,7 @@ class AsyncClient:
 
         Raises:
             ChainError: the chain or an input is off; found before the daemon is asked.
+            DataError: chain and inputs together are larger than a message may be.
             Overloaded: the daemon takes no work now.
             DaemonUnavailable: there is none.
         """
@@ -134,7 +135,7 @@ class AsyncClient:
             ),
             Accepted,
             follow=follow,
-            patient=True,  # tokenizing waits for a worker, and the first may still be loading
+            patient=True,  # a worker tokenizes the prompts first, those of chains before this one too
         )
         return accepted.chain
 
@@ -262,7 +263,8 @@ def finished(result: ChainResult) -> ChainResult:
     if result.state == "finished":
         return result
     if result.state == "cancelled":
-        raise ChainFailed(f"the chain {result.id} was cancelled.")
+        why = "" if result.error in ("", "cancelled") else f": {result.error.removesuffix('.')}"
+        raise ChainFailed(f"the chain {result.id} was cancelled{why}.")
     raise ChainFailed(
         f"the chain {result.id} {result.state}: {result.error or 'no reason was given'}",
         hint=f"`pingpong-client result {result.id}` shows what there is.",

@@ -9,8 +9,15 @@ from typing import TypeVar
 
 import msgspec
 
-from pingpong_bus.codec import decode_daemon_message, encode
-from pingpong_bus.errors import ChainNotFound, DaemonUnavailable, MessageError, PingpongError, error_from_code
+from pingpong_bus.codec import MAX_CONTROL_BYTES, decode_daemon_message, encode
+from pingpong_bus.errors import (
+    ChainNotFound,
+    DaemonUnavailable,
+    DataError,
+    MessageError,
+    PingpongError,
+    error_from_code,
+)
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -112,6 +119,7 @@ class Connection:
 
         Raises:
             PingpongError: what the daemon refused with.
+            DataError: the request is larger than the daemon takes; it is not sent.
             DaemonUnavailable: it did not answer in time, or has gone.
             MessageError: its answer makes no sense.
         """
@@ -119,10 +127,16 @@ class Connection:
             raise self.error
         number = self._next_request
         self._next_request += 1
+        frame = encode(build(number))
+        if len(frame) > MAX_CONTROL_BYTES:
+            raise DataError(
+                f"the request is {len(frame)} bytes long, the daemon takes {MAX_CONTROL_BYTES}.",
+                hint="Put less text into the chain and its inputs.",
+            )
         pending = _Pending(asyncio.get_running_loop().create_future(), follow)
         self._pending[number] = pending
         try:
-            await self._transport.send(encode(build(number)))
+            await self._transport.send(frame)
             if patient:
                 with self._waiting():
                     reply = await pending.reply

@@ -12,6 +12,7 @@ from pingpong_bus.errors import (
     ChainFailed,
     ChainNotFound,
     DaemonUnavailable,
+    DataError,
     MessageError,
     Overloaded,
 )
@@ -104,6 +105,30 @@ async def test_run_raises_when_the_chain_does_not_finish(link, daemon, chain, st
         with pytest.raises(ChainFailed, match="c0"):
             await client.run(chain)
         assert (await client.wait("c0")).state == state
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("cancelled", "the chain c0 was cancelled."),
+        ("the daemon was stopped", "the chain c0 was cancelled: the daemon was stopped."),
+    ],
+)
+async def test_a_cancelled_chain_says_why_if_there_is_more_to_say(link, daemon, chain, error, says):
+    daemon.edit = lambda submit, result: msgspec.structs.replace(result, state="cancelled", error=error)
+    async with link.client() as client:
+        with pytest.raises(ChainFailed) as caught:
+            await client.run(chain)
+    assert str(caught.value) == says
+
+
+async def test_a_request_larger_than_the_daemon_takes_is_not_sent(link, daemon, chain, monkeypatch):
+    monkeypatch.setattr("pingpong_client.connection.MAX_CONTROL_BYTES", 1000)
+    async with link.client() as client:
+        with pytest.raises(DataError, match=r"the request is 1\d\d\d bytes long, the daemon takes 1000\."):
+            await client.submit(chain, {"topic": "x" * 1000})
+        assert daemon.requests == []
+        assert (await client.run(chain)).state == "finished"
 
 
 async def test_a_refusal_comes_back_as_the_daemons_error(link, daemon, chain):
