@@ -77,6 +77,12 @@ async def test_submit_passes_mode_session_and_inputs(link, daemon, chain_file, t
     assert third.inputs == {"topic": "@home"}
 
 
+async def test_submit_names_a_group(link, daemon, chain_file):
+    await link.command("submit", str(chain_file), "--group", "gpu1")
+    await link.command("submit", str(chain_file))
+    assert [submit.options.group for submit in submits(daemon)] == ["gpu1", None]
+
+
 async def test_submit_reads_standard_input(link, chain_file):
     outcome = await link.command("submit", "-", stdin=chain_file.read_bytes())
     assert outcome.code == 0
@@ -111,6 +117,7 @@ async def test_submit_refused(link, daemon, chain_file):
         ["submit"],
         ["submit", "x.json", "--jsonl", "y"],
         ["submit", "x.json", "--detach", "--json"],
+        ["submit", "x.json", "--group", "gpu1", "--mode", "ping-pong"],
         ["submit", "x.json", "--detach", "--cancel-on-exit"],
         ["submit", "x.json", "--input", "topic"],
         ["submit", "x.json", "--input", "a=1", "--input", "a=2"],
@@ -230,6 +237,21 @@ async def test_jsonl_is_checked_whole_before_anything_runs(link, chain, line, sa
     assert outcome.code == 65
     assert str(outcome.error).startswith(says)
     assert link.transports == []
+
+
+@pytest.mark.parametrize("standard_input", [False, True])
+async def test_a_jsonl_over_the_limit_is_refused_whole(link, chain, tmp_path, monkeypatch, standard_input):
+    given = jsonl(chain, {}, {})
+    path = tmp_path / "many.jsonl"
+    path.write_bytes(given)
+    name = "-" if standard_input else str(path)
+    monkeypatch.setattr("pingpong_client.commands.submit._MAX_JSONL_BYTES", given.index(b"\n") + 1)
+    outcome = await link.command("submit", "--jsonl", name, stdin=given)
+    assert outcome.code == 65
+    assert "is larger than" in str(outcome.error)
+    assert link.transports == []
+    monkeypatch.setattr("pingpong_client.commands.submit._MAX_JSONL_BYTES", len(given))
+    assert (await link.command("submit", "--jsonl", name, stdin=given)).code == 0
 
 
 async def test_an_empty_jsonl(link):

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from pingpong_bus.chain import MAX_CHAIN_BYTES, resolve_inputs
-from pingpong_bus.errors import UsageError
+from pingpong_bus.errors import ChainError, UsageError
 from pingpong_bus.messages import SubmitOptions
 from pingpong_client.chain_file import load_chain, parse_inputs, read_file
 from pingpong_client.client import AsyncClient
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mode(parser)
     add_session(parser)
     add_json(parser)
+    parser.add_argument("--group", metavar="NAME", help="run in series on this device group, see `status`")
     parser.add_argument("--detach", action="store_true", help="print the chain's id and return")
     parser.add_argument(
         "--cancel-on-exit", action="store_true", help="cancel the chain if this command is interrupted or terminated"
@@ -43,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(context: Context) -> int:
     args = context.args
-    options = SubmitOptions(mode=args.mode, session=args.session)
+    if args.group is not None and args.mode == "ping-pong":
+        raise UsageError("--group runs a chain in series, ping-pong needs two.", hint="Leave one of them out.")
+    options = SubmitOptions(mode=args.mode, session=args.session, group=args.group)
     given = parse_inputs(args.input)
     if args.jsonl is not None:
         if args.chain is not None or args.detach:
@@ -97,7 +100,14 @@ async def _leave(context: Context, client: AsyncClient, chains: set[str]) -> Non
 
 def _read_jobs(context: Context, given: dict[str, str]) -> list[Job]:
     name = context.args.jsonl
+    folder = Path() if name == "-" else Path(name).parent
     if name == "-":
-        return parse_jobs(context.stdin.read(), Path(), given)
-    path = Path(name)
-    return parse_jobs(read_file(path, limit=_MAX_JSONL_BYTES, what="the file"), path.parent, given)
+        data = context.stdin.read(_MAX_JSONL_BYTES + 1)
+    else:
+        data = read_file(Path(name), limit=_MAX_JSONL_BYTES, what="the file")
+    if len(data) > _MAX_JSONL_BYTES:
+        source = "standard input" if name == "-" else name
+        raise ChainError(
+            f"{source} is larger than {_MAX_JSONL_BYTES} bytes.", hint="Split it into several files of lines."
+        )
+    return parse_jobs(data, folder, given)
