@@ -21,7 +21,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pingpongd needs Python 3.11 or later; name one: make PYTHON=python3.11")'
 	@echo "Setting up $(VENV): vLLM's CPU build and the tools, about 1 GB once ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --editable '.[cpu]' --group dev || { \
 		echo "pip did not find everything; trying uv ..."; \
