@@ -1,12 +1,16 @@
 """Runs a chain in several modes, over and over, and reports what each took.
 
-    python benchmarks/chain.py --config examples/cpu.toml --modes serial,ping-pong,presend --runs 10 --out cold.jsonl
+    python benchmarks/chain.py --config examples/cpu.toml --runs 10 --out cold.jsonl
     python benchmarks/chain.py --config examples/cpu.toml --cache warm --out warm.jsonl
     python benchmarks/chain.py --profile text --force-max-output-tokens --socket $XDG_RUNTIME_DIR/pingpongd
     python benchmarks/chain.py --report cold.jsonl warm.jsonl
 
-With --config it starts a daemon of its own, otherwise it talks to a running one. Devices, dtype and engine are the
-daemon's. Exit codes: those of the client; 3 where a run is not equal to its serial run and --strict-equal is given.
+With --config it starts a daemon of its own, otherwise it talks to a running one. Which devices form groups, how many
+groups there are, dtype and engine are the daemon's configuration. Exit codes: those of the client; 3 where a run is
+not equal to its serial run and --strict-equal is given.
+
+A cold cache is emptied before each run. A warm one holds then, on every group, the static prefixes of all agents and
+nothing else: it is emptied and filled anew before each run, so that no run finds what another one's agents wrote.
 """
 
 from __future__ import annotations
@@ -14,24 +18,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from harness import Harness, check_ready, chosen_modes
 from local_daemon import local_daemon
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import NotEqual, PingpongError, UsageError
-from pingpong_bus.messages import StatusReply, SubmitOptions
 from pingpong_client import AsyncClient
-from presend import PresendAgent, presend_agents, run_presend
 from profiles import PROFILES, Profile, ids_chain, text_chain, with_forced_length, with_sampling
-from provenance import provenance
-from report import exactness, measured, render
-from runs import RUN_MODES, Run, RunMode, append_run, length_faults, read_runs
+from report import comparable, exactness, measured, render
+from runs import RUN_MODES, Run, read_runs
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -48,10 +47,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=int, help="tokens that each agent writes, the last one a quarter")
     parser.add_argument("--agents", type=int, help="number of agents, over the profile's")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--warmup-runs", type=int, help="default: 1, and 2 with a warm cache (chains change groups)")
-    parser.add_argument("--modes", default="serial,ping-pong", help=f"of {', '.join(RUN_MODES)}; comma-separated")
+    parser.add_argument("--warmup-runs", type=int, default=1)
+    parser.add_argument(
+        "--modes",
+        help=f"of {', '.join(RUN_MODES)}; comma-separated (default: serial,ping-pong,presend; the last if possible)",
+    )
     parser.add_argument("--order", choices=["alternate", "fixed"], default="alternate", help="of the modes")
-    parser.add_argument("--cache", choices=["cold", "warm"], default="cold", help="cold: emptied before each run")
+    parser.add_argument("--cache", choices=["cold", "warm"], default="cold", help="before each run; warm: prefixes")
     parser.add_argument("--force-max-output-tokens", action="store_true", help="nothing ends an answer early")
     parser.add_argument("--strict-output-tokens", action="store_true", help="fail if an answer ended early")
     parser.add_argument("--strict-equal", action="store_true", help="fail (3) if a run differs from its serial run")
@@ -62,24 +64,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="JSONL file that the runs are added to")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="only report the runs of these files")
     return parser.parse_args(arguments)
-
-
-def chosen_modes(text: str) -> list[RunMode]:
-    """The modes of a comma-separated list.
-
-    Raises:
-        UsageError: one is unknown.
-    """
-    modes = text.split(",")
-    for mode in modes:
-        if mode not in RUN_MODES:
-            raise UsageError(f"--modes: there is no mode {mode!r}.", hint=f"Choose from {', '.join(RUN_MODES)}.")
-    return [mode for name in modes for mode in RUN_MODES if mode == name]
-
-
-def mode_order(modes: list[RunMode], index: int, order: str) -> list[RunMode]:
-    """The modes in the order of run `index`; every other run is reversed, so that drift hits all alike."""
-    return modes[::-1] if order == "alternate" and index % 2 else list(modes)
 
 
 def build_chain(options: argparse.Namespace, vocabulary: int) -> Chain:
@@ -141,89 +125,13 @@ async def connection(options: argparse.Namespace) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-class Harness:
-    """Runs one chain in the modes asked for, and keeps what came of it."""
-
-    def __init__(self, client: AsyncClient, options: argparse.Namespace, chain: Chain, status: StatusReply) -> None:
-        self._client = client
-        self._options = options
-        self._chain = chain
-        self._groups = [worker.name for worker in status.workers]
-        self._presend: list[PresendAgent] = []
-        engines = [
-            {"group": worker.name, "devices": worker.devices, **msgspec.to_builtins(worker.limits)}
-            for worker in status.workers
-        ]
-        self._provenance = {**provenance(), "engines": engines, "arguments": sys.argv[1:]}
-
-    async def run_all(self) -> list[Run]:
-        """All runs, warm-up first.
-
-        Raises:
-            ChainFailed: a chain failed. NotEqual: an answer ended early, with --strict-output-tokens.
-        """
-        options = self._options
-        modes = chosen_modes(options.modes)
-        warmups = (2 if options.cache == "warm" else 1) if options.warmup_runs is None else options.warmup_runs
-        if "presend" in modes:
-            self._presend = await self._learn_presend()
-        runs: list[Run] = []
-        for index in range(-warmups, options.runs):
-            for mode in mode_order(modes, index, options.order):
-                run = await self._run(mode, index)
-                print(f"{'warm-up' if run.warmup else index + 1} {mode}: {run.e2e_ms:,.0f} ms", file=sys.stderr)
-                runs.append(run)
-                if options.out:
-                    append_run(options.out, run)
-                if options.strict_output_tokens and (faults := length_faults(run)):
-                    raise NotEqual(f"{'; '.join(faults)}.", hint="--force-max-output-tokens forces the length.")
-        return runs
-
-    def _submit_options(self, mode: RunMode) -> SubmitOptions:
-        options = self._options
-        return SubmitOptions(
-            mode="serial" if mode == "presend" else mode, session=options.session, append_tokens=options.append_tokens
-        )
-
-    async def _learn_presend(self) -> list[PresendAgent]:
-        chain_id = await self._client.submit(self._chain, None, self._submit_options("serial"), follow=True)
-        await self._client.wait(chain_id)
-        return presend_agents(self._chain, await self._client.result(chain_id, prompt_ids=True))
-
-    async def _run(self, mode: RunMode, index: int) -> Run:
-        options = self._options
-        if options.cache == "cold":
-            await self._client.reset_caches()
-        started = time.monotonic()
-        if mode == "presend":
-            result = await run_presend(self._client, self._presend, self._groups)
-            wall_ms = e2e_ms = result.e2e_ms or 0.0
-        else:
-            result = await self._client.run(self._chain, None, self._submit_options(mode))
-            wall_ms = (time.monotonic() - started) * 1e3
-            e2e_ms = result.e2e_ms or 0.0
-        return Run(
-            profile=self._chain.name,
-            mode=mode,
-            cache=options.cache,
-            index=index,
-            warmup=index < 0,
-            e2e_ms=e2e_ms,
-            wall_ms=wall_ms,
-            result=result,
-            max_tokens=[agent.max_tokens for agent in self._chain.agents],
-            session=options.session or "default",
-            seed=options.seed if options.temperature else None,
-            temperature=options.temperature,
-            provenance=self._provenance,
-        )
-
-
 async def measure(options: argparse.Namespace) -> list[Run]:
     """Connect, run everything and return the runs."""
-    chosen_modes(options.modes)
+    if options.modes is not None:
+        chosen_modes(options.modes)
     async with connection(options) as client:
         status = await client.status()
+        check_ready(status)
         vocabulary = min(worker.limits.vocabulary_size for worker in status.workers if worker.limits)
         return await Harness(client, options, build_chain(options, vocabulary), status).run_all()
 
@@ -239,11 +147,18 @@ def main() -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     print(render(runs))
-    by_mode = measured(runs)
-    if options.strict_equal and "serial" in by_mode:
-        results = [exactness(by_mode["serial"], found) for found in by_mode.values()]
-        return 0 if all(result.exact == result.compared for result in results) else NotEqual.exit_code
-    return 0
+    return 0 if not options.strict_equal or all_equal(runs) else NotEqual.exit_code
+
+
+def all_equal(runs: list[Run]) -> bool:
+    """Whether every run equals the serial run that it is compared with."""
+    results = [
+        exactness(by_mode["serial"], found)
+        for by_mode in map(measured, comparable(runs))
+        if "serial" in by_mode
+        for found in by_mode.values()
+    ]
+    return all(result.exact == result.compared for result in results)
 
 
 if __name__ == "__main__":

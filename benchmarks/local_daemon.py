@@ -21,6 +21,7 @@ LogEvent = dict[str, Any]
 
 STOP_S = 60.0
 """An engine takes some seconds to shut down; a daemon that takes longer than this is killed."""
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 HASTE_S = 0.5
 """After a failure, how long the daemon may drain before it is told to cancel what runs."""
 
@@ -39,7 +40,7 @@ async def local_daemon(
 ) -> AsyncIterator[Path]:
     """Run a daemon and yield its folder of sockets once all engines serve.
 
-    SIGTERM to this process ends the body like an interrupt, so that the daemon is stopped then too.
+    SIGTERM or SIGHUP to this process ends the body like an interrupt, so that the daemon is stopped then too.
 
     Args:
         config: the daemon's TOML file.
@@ -53,14 +54,18 @@ async def local_daemon(
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine always runs in a task
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    # One that is ignored stays so: `nohup` means that a closed terminal is to change nothing.
+    handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in handled:
+        loop.add_signal_handler(number, task.cancel)
     try:
         with tempfile.TemporaryDirectory(prefix="pingpong-") as private:
             folder = runtime_dir or Path(private)
             async with _process(config, folder, flags, on_event):
                 yield folder
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in handled:
+            loop.remove_signal_handler(number)
 
 
 @asynccontextmanager

@@ -29,6 +29,7 @@ from pingpong_client import AsyncClient
 from pingpongd.config import load_config
 from profiles import PROFILES, ids_chain
 from provenance import provenance
+from runs import read_lines
 
 System = Literal["bare", "daemon"]
 SYSTEMS: tuple[System, System] = ("bare", "daemon")
@@ -189,11 +190,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="only report the runs of this file")
     options = parser.parse_args()
     try:
-        if options.report:
-            decoder = msgspec.json.Decoder(OverheadRun)
-            runs = [decoder.decode(line) for line in options.report.read_bytes().splitlines()]
-        else:
-            runs = asyncio.run(measure(options))
+        runs = read_lines(options.report, OverheadRun) if options.report else asyncio.run(measure(options))
     except PingpongError as error:
         print(f"overhead.py: {error}", file=sys.stderr)
         return error.exit_code

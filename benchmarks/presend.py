@@ -85,15 +85,30 @@ async def run_presend(client: AsyncClient, agents: Sequence[PresendAgent], group
                     sent_ahead.append(asyncio.create_task(client.run(agents[index + 1].ahead(), None, options)))
     ended_ms = (time.monotonic() - started) * 1e3
     await asyncio.gather(*sent_ahead)
-    results = [finished(await client.result(chain_id)) for chain_id, _ in requests]
+    results = [finished(await client.result(chain_id)).agents[0] for chain_id, _ in requests]
     return ChainResult(
         id="presend",
         name=agents[0].agent.name,
         state="finished",
         e2e_ms=ended_ms,
-        agents=[_shifted(result.agents[0], at) for result, (_, at) in zip(results, requests, strict=True)],
+        agents=chained(results, [submitted_ms for _, submitted_ms in requests]),
         why="a client's own doing",
     )
+
+
+def chained(agents: Sequence[AgentResult], submitted_ms: Sequence[float]) -> list[AgentResult]:
+    """Results of requests made one after the other, as those of one chain.
+
+    TTFT and total count from the last token of the agent before, so that what the client needs to take an answer and
+    submit the next prompt is in them.
+
+    Args:
+        submitted_ms: when each request was made, since the start of the first.
+    """
+    found: list[AgentResult] = []
+    for agent, at in zip(agents, submitted_ms, strict=True):
+        found.append(_in_chain(agent, at, found[-1].last_token_ms or 0.0 if found else 0.0))
+    return found
 
 
 def _single(agent: Agent, ids: list[int], max_tokens: int) -> Chain:
@@ -111,12 +126,14 @@ def _single(agent: Agent, ids: list[int], max_tokens: int) -> Chain:
     return Chain(name=agent.name, agents=[alone])
 
 
-def _shifted(agent: AgentResult, by_ms: float) -> AgentResult:
-    def later(moment: float | None) -> float | None:
+def _in_chain(agent: AgentResult, submitted_ms: float, ready_ms: float) -> AgentResult:
+    def later(moment: float | None, by_ms: float = submitted_ms) -> float | None:
         return None if moment is None else moment + by_ms
 
     return msgspec.structs.replace(
         agent,
+        ttft_ms=later(agent.first_token_ms, submitted_ms - ready_ms),
+        total_ms=later(agent.last_token_ms, submitted_ms - ready_ms),
         opened_ms=later(agent.opened_ms),
         finalized_ms=later(agent.finalized_ms),
         first_token_ms=later(agent.first_token_ms),

@@ -9,6 +9,9 @@ import msgspec
 
 from pingpong_bus.chain import Agent, Chain, parse_chain
 
+VARYING_TOKENS = 16
+"""At the end of the first agent's ids: what would differ from request to request, such as a question."""
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "five_agents.json"
 
 
@@ -85,6 +88,18 @@ def with_sampling(chain: Chain, *, temperature: float, seed: int) -> Chain:
         for index, agent in enumerate(chain.agents)
     ]
     return msgspec.structs.replace(chain, agents=agents)
+
+
+def filling_chain(chain: Chain) -> Chain:
+    """What fills prefix caches with the chain's static text and no more: every agent writes one token.
+
+    Ids of the first agent end otherwise; given as text, all of its prompt is static.
+    """
+    first, *others = _with_agents(with_forced_length(chain), max_tokens=1).agents
+    if first.prompt_ids:
+        static, varying = first.prompt_ids[:-VARYING_TOKENS], first.prompt_ids[-VARYING_TOKENS:]
+        first = msgspec.structs.replace(first, prompt_ids=[*static, *varying[::-1]])
+    return msgspec.structs.replace(chain, agents=[first, *others])
 
 
 def _with_agents(chain: Chain, **changes: object) -> Chain:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -70,15 +71,16 @@ def downstream_ttft_ratio(serial: Sequence[Run], other: Sequence[Run]) -> float:
     return sum(median_ttft_ms(other)[1:]) / sum(median_ttft_ms(serial)[1:])
 
 
-def hidden_share(serial: Sequence[Run], other: Sequence[Run]) -> float:
-    """Hidden ÷ hideable TTFT of the downstream agents.
+def hidden_share(serial: Sequence[Run], other: Sequence[Run]) -> float | None:
+    """Hidden ÷ hideable TTFT of the downstream agents; None where less than a decode step an agent is hideable.
 
     Hideable is all of the serial TTFT but one decode step, for the first token still has to be decoded once the
-    upstream's last token is known.
+    upstream's last token is known. Where the caches hold nearly everything, what is left is noise.
     """
     step = decode_step_ms(serial)
     before, after = median_ttft_ms(serial)[1:], median_ttft_ms(other)[1:]
-    return (sum(before) - sum(after)) / sum(ttft - step for ttft in before)
+    hideable = sum(before) - step * len(before)
+    return None if hideable < step * len(before) else (sum(before) - sum(after)) / hideable
 
 
 def exactness(reference: Sequence[Run], runs: Sequence[Run]) -> Exactness:
@@ -106,11 +108,27 @@ def difference(reference: Run, run: Run) -> str:
 
 
 def render(runs: Sequence[Run]) -> str:
-    """The whole report, one section for each profile, cache state, session and sampling in the runs."""
-    groups: dict[tuple[object, ...], list[Run]] = {}
+    """The whole report, one section for each set of `comparable` runs."""
+    return "\n".join(_section(some) for some in comparable(runs))
+
+
+def comparable(runs: Iterable[Run]) -> list[list[Run]]:
+    """The runs in sets of the same conditions, whatever files they come from: one chain and its options, run by one
+    commit with the same engines on the same machine. Only the mode differs within a set.
+    """
+    sets: dict[bytes, list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.profile, run.cache, run.session, run.temperature, run.seed), []).append(run)
-    return "\n".join(_section(group) for group in groups.values())
+        sets.setdefault(_conditions(run), []).append(run)
+    return list(sets.values())
+
+
+def _conditions(run: Run) -> bytes:
+    known = run.provenance
+    fields = ("group", "devices", "engine", "model", "dtype")
+    engines = [[engine.get(field) for field in fields] for engine in known.get("engines", [])]
+    made_with = [known.get(key) for key in ("commit", "dirty", "machine")]
+    chain = [run.profile, run.max_tokens, run.forced_lengths, run.temperature, run.seed]
+    return msgspec.json.encode([chain, run.cache, run.session, run.append_tokens, engines, made_with])
 
 
 def _section(runs: Sequence[Run]) -> str:
@@ -119,7 +137,12 @@ def _section(runs: Sequence[Run]) -> str:
         return "No measured runs.\n"
     some = runs[0]
     sampling = f"temperature {some.temperature:g}, seed {some.seed}" if some.temperature else "greedy"
-    lines = [f"## {some.profile}, {some.cache} cache, {some.session} session, {sampling}", ""]
+    title = [some.profile, f"{some.cache} cache", f"{some.session} session", sampling]
+    if some.append_tokens is not None:
+        title.append(f"appends of {some.append_tokens} tokens")
+    if some.forced_lengths:
+        title.append("forced lengths")
+    lines = [f"## {', '.join(title)}", ""]
     lines += _machine(some) + _end_to_end(by_mode) + _agents_table(by_mode) + _findings(by_mode)
     return "\n".join(lines) + "\n"
 
@@ -132,7 +155,8 @@ def _machine(run: Run) -> list[str]:
     if known.get("commit"):
         facts.append(f"commit {known['commit'][:12]}{' with changes' if known.get('dirty') else ''}")
     facts += [
-        f"{engine['group']} ({', '.join(engine['devices'])}): {engine['engine']}, {engine['dtype']}"
+        f"{engine['group']} ({', '.join(engine['devices'])}): {engine['engine']}, "
+        f"{Path(engine['model']).name}, {engine['dtype']}"
         for engine in known.get("engines", [])
     ]
     return ["; ".join(facts) + ".", ""] if facts else []
@@ -157,7 +181,7 @@ def _end_to_end(by_mode: dict[str, list[Run]]) -> list[str]:
         if any(mode != "presend" for mode in by_mode)
         else 0.0
     )
-    lines += ["", f"By the daemon's clock; its clients see {extra:,.0f} ms more (tokenizing, admission, events)."]
+    lines += ["", f"By the daemon's clock; its clients see {extra:,.0f} ms more (messages and events)."]
     if "presend" in by_mode:
         lines.append(
             "presend is what a client of a stock server can do by itself, so it is timed by the client: agents in "
@@ -187,7 +211,8 @@ def _findings(by_mode: dict[str, list[Run]]) -> list[str]:
             facts.append(f"exact {equal.exact} of {equal.compared} against {against}{detail}")
             if mode != "serial" and _agents(runs) > 1:
                 facts.append(f"downstream TTFT {100 * downstream_ttft_ratio(serial, runs):.1f} % of serial")
-                facts.append(f"hidden ÷ hideable TTFT {hidden_share(serial, runs):.2f}")
+                share = hidden_share(serial, runs)
+                facts.append(f"hidden ÷ hideable TTFT {'-' if share is None else f'{share:.2f}'}")
         facts.append(_cached(runs))
         facts.append(_token_match(runs))
         facts.append(_appends(runs))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from pingpong_bus.errors import DataError
 from pingpong_bus.messages import ChainResult
 
 RunMode = Literal["serial", "ping-pong", "auto", "presend"]
 RUN_MODES: tuple[RunMode, ...] = ("serial", "ping-pong", "auto", "presend")
+
+
+Line = TypeVar("Line", bound=msgspec.Struct)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +24,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     mode: RunMode
     cache: Literal["cold", "warm"]
+    """What prefix caches held before the run: nothing, or the static prefixes of all agents."""
     index: int
     """Runs of one index stand side by side: they are what is compared."""
     warmup: bool = False
@@ -34,7 +39,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Of each agent."""
     session: str = "default"
     """The kind of session that was asked for."""
+    append_tokens: int | None = None
+    """What was asked for; None: the daemon's own."""
+    forced_lengths: bool = False
+    """Whether nothing could end an answer before its `max_tokens`, by the command line."""
     seed: int | None = None
+    """Of the chain's ids, and of sampling."""
     temperature: float = 0.0
     provenance: dict[str, Any] = {}
 
@@ -49,10 +59,29 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     """All runs of some results files, in order.
 
     Raises:
-        msgspec.ValidationError: a line is no run.
+        DataError: a file cannot be read, or a line is no run.
     """
-    decoder = msgspec.json.Decoder(Run)
-    return [decoder.decode(line) for path in paths for line in path.read_bytes().splitlines() if line.strip()]
+    return [run for path in paths for run in read_lines(path, Run)]
+
+
+def read_lines(path: Path, kind: type[Line]) -> list[Line]:
+    """A file of JSON lines; empty ones are skipped.
+
+    Raises:
+        DataError: it cannot be read, or a line is not of this kind.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    decoder = msgspec.json.Decoder(kind)
+    found: list[Line] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found += [decoder.decode(line)] if line.strip() else []
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}, line {number}, is no {kind.__name__}: {error}.") from None
+    return found
 
 
 def length_faults(run: Run) -> list[str]:

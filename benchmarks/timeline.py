@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from pingpong_bus.errors import DataError
 from pingpong_bus.messages import AgentResult, ChainResult
 from runs import read_runs
 
@@ -193,7 +194,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("timeline.png"))
     options = parser.parse_args()
     if options.runs:
-        serial, ahead = (_typical(options.runs, mode) for mode in ("serial", "ping-pong"))
+        try:
+            serial, ahead = (_typical(options.runs, mode) for mode in ("serial", "ping-pong"))
+        except DataError as error:
+            raise SystemExit(f"timeline.py: {error}") from None
     elif options.serial and options.ahead:
         decoder = msgspec.json.Decoder(ChainResult)
         serial, ahead = (decoder.decode(path.read_bytes()) for path in (options.serial, options.ahead))

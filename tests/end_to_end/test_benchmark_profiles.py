@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -15,12 +16,22 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(BENCHMARKS))
 
 from bare_chain import bare_agents  # noqa: E402
-from chain import build_chain, chosen_modes, mode_order, parse_arguments  # noqa: E402
+from chain import build_chain, parse_arguments  # noqa: E402
+from cores import on_allowed_cores  # noqa: E402
+from harness import check_ready, chosen_modes, mode_order  # noqa: E402
 from pingpong_bus.chain import parse_chain, raw_parts, upstreams, validate_chain  # noqa: E402
-from pingpong_bus.errors import DataError, UsageError  # noqa: E402
-from pingpong_bus.messages import AgentResult, ChainResult  # noqa: E402
-from presend import presend_agents  # noqa: E402
-from profiles import PROFILES, Profile, ids_chain, text_chain, with_forced_length, with_sampling  # noqa: E402
+from pingpong_bus.errors import ConfigError, DaemonUnavailable, DataError, UsageError  # noqa: E402
+from pingpong_bus.messages import AgentResult, ChainResult, EngineLimits, StatusReply, WorkerStatus  # noqa: E402
+from presend import chained, presend_agents  # noqa: E402
+from profiles import (  # noqa: E402
+    PROFILES,
+    Profile,
+    filling_chain,
+    ids_chain,
+    text_chain,
+    with_forced_length,
+    with_sampling,
+)
 
 SMALL = Profile(name="small", prefix=50, output=8, last_output=2, agents=3, suffix=4)
 
@@ -66,6 +77,20 @@ def test_forced_length_and_sampling() -> None:
     assert [agent.seed for agent in chain.agents] == [40, 41, 42, 43, 44]
 
 
+def test_what_fills_the_caches_has_the_prefixes_and_no_more() -> None:
+    chain = ids_chain(PROFILES["smoke"], vocabulary=5000)
+    filling = filling_chain(chain)
+    validate_chain(filling)
+    assert [agent.max_tokens for agent in filling.agents] == [1] * 5
+    first, asked = filling.agents[0].prompt_ids or [], chain.agents[0].prompt_ids or []
+    assert first[:200] == asked[:200]
+    assert first[200] != asked[200]
+    assert [agent.prompt_ids for agent in filling.agents[1:]] == [agent.prompt_ids for agent in chain.agents[1:]]
+    text = filling_chain(text_chain())
+    validate_chain(text)
+    assert [agent.messages for agent in text.agents] == [agent.messages for agent in text_chain().agents]
+
+
 def test_command_line_changes_the_profile() -> None:
     options = parse_arguments(["--profile", "cpu", "--prefix", "30", "--output", "40", "--agents", "2"])
     chain = build_chain(options, 1000)
@@ -97,6 +122,58 @@ def test_presend_takes_prompts_apart_at_the_upstreams_output() -> None:
     assert request.agents[0].prompt_ids == [*agents[1].prefix, 900, 901, *agents[1].suffix]
     assert request.agents[0].max_tokens == 8
     assert (agents[1].ahead().agents[0].prompt_ids, agents[1].ahead().agents[0].max_tokens) == (agents[1].prefix, 1)
+
+
+def test_presend_counts_what_the_client_takes_between_two_requests() -> None:
+    """Two requests of 200 ms each, the second 30 ms after the first's last token."""
+    alone = AgentResult(name="a", ttft_ms=50.0, total_ms=200.0, first_token_ms=50.0, last_token_ms=200.0)
+    first, second = chained([alone, alone], [1.0, 231.0])
+    assert (first.ttft_ms, first.total_ms, first.last_token_ms) == (51.0, 201.0, 201.0)
+    assert (second.first_token_ms, second.last_token_ms) == (281.0, 431.0)
+    assert (second.ttft_ms, second.total_ms) == (80.0, 230.0)
+
+
+LIMITS = EngineLimits(
+    engine="e", model="m", max_model_len=1, vocabulary_size=9, block_size=1, kv_tokens=1, max_num_seqs=1
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "worker_state", "limits", "says"),
+    [
+        ("starting", "loading", None, "the daemon is starting, b is loading."),
+        ("ready", "dead", LIMITS, "the daemon is ready, b is dead."),
+        ("ready", "ready", LIMITS, ""),
+    ],
+)
+def test_a_daemon_that_is_not_all_there_is_refused(
+    state: str, worker_state: str, limits: EngineLimits | None, says: str
+) -> None:
+    def worker(name: str, **fields: object) -> WorkerStatus:
+        values = {"name": name, "devices": [], "state": "ready", "stage": "", "pid": 1, "hops": 0, "limits": LIMITS}
+        return WorkerStatus(**(values | {"rss_bytes": 0, "output_tokens": 0} | fields))
+
+    status = StatusReply(
+        request=1, instance="i", version="1", pid=1, uptime_s=1.0, state=state, slots_free=1, slots_total=1,
+        slot_capacity=1, workers=[worker("a"), worker("b", state=worker_state, limits=limits)], chains={},
+    )  # fmt: skip
+    if not says:
+        check_ready(status)
+        return
+    with pytest.raises(DaemonUnavailable) as caught:
+        check_ready(status)
+    assert caught.value.message == says
+
+
+def test_the_example_runs_on_other_cores_where_it_has_to() -> None:
+    text = (EXAMPLES / "cpu.toml").read_text()
+    assert on_allowed_cores(text, {0, 1, 2}) == text
+    adapted = on_allowed_cores(text, {7, 12, 30})
+    assert [group["devices"] for group in tomllib.loads(adapted)["groups"]] == [["cpu:7"], ["cpu:12"]]
+    swapped = on_allowed_cores(text, {1, 5})  # one of the two is there: the other may not take its place twice
+    assert [group["devices"] for group in tomllib.loads(swapped)["groups"]] == [["cpu:1"], ["cpu:5"]]
+    with pytest.raises(ConfigError, match="takes 2 CPU cores and this process may use 1"):
+        on_allowed_cores(text, {3})
 
 
 def test_presend_wants_a_simple_chain() -> None:

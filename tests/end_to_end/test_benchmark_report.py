@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from pingpong_bus.errors import DataError
 from pingpong_bus.messages import AgentResult, AppendEntry, ChainResult
 from report import (
     Spread,
+    comparable,
     decode_step_ms,
     downstream_ttft_ratio,
     exactness,
@@ -90,6 +94,14 @@ def test_hidden_share_of_all_that_can_be_hidden_is_one() -> None:
     assert hidden_share(SERIAL, perfect) == pytest.approx(1)
 
 
+def test_where_nothing_is_left_to_hide_no_share_is_shown() -> None:
+    # Of two downstream agents, less than a step each is hideable: what the ratio would say is noise.
+    warm = [run("serial", index, 400, [1000, 30, 45]) for index in range(3)]
+    assert hidden_share(warm, warm) is None
+    assert "hidden ÷ hideable TTFT -" in render([*warm, *(replace(found, mode="ping-pong") for found in warm)])
+    assert hidden_share([run("serial", 0, 400, [1000, 40, 41])], AHEAD) is not None
+
+
 def test_downstream_ratio_leaves_the_first_agent_out() -> None:
     assert downstream_ttft_ratio(SERIAL, AHEAD) == pytest.approx(100 / 2000)
 
@@ -146,6 +158,63 @@ def test_report_of_different_cache_states_keeps_them_apart() -> None:
     assert text.count("| serial | 3 |") == 2
     assert "cold cache" in text
     assert "warm cache" in text
+
+
+ENGINE = {
+    "group": "a",
+    "devices": ["cpu:0"],
+    "engine": "vllm 1",
+    "model": "/models/m",
+    "dtype": "float32",
+    "kv_tokens": 1,
+}
+MADE_WITH = {"commit": "c" * 40, "dirty": False, "machine": {"cpu": "x", "cores": 2}, "engines": [ENGINE]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"append_tokens": 64},
+        {"forced_lengths": True},
+        {"max_tokens": [TOKENS, TOKENS, 1]},
+        {"seed": 1},
+        {"provenance": MADE_WITH | {"commit": "d" * 40}},
+        {"provenance": MADE_WITH | {"dirty": True}},
+        {"provenance": MADE_WITH | {"machine": {"cpu": "y", "cores": 2}}},
+        *({"provenance": MADE_WITH | {"engines": [ENGINE | {key: "other"}]}} for key in ("engine", "model", "dtype")),
+    ],
+)
+def test_runs_of_different_conditions_are_not_pooled(change: dict[str, object]) -> None:
+    ours = [replace(found, provenance=MADE_WITH) for found in SERIAL]
+    theirs = [replace(found, **change) for found in ours]
+    assert comparable([*ours, *theirs]) == [ours, theirs]
+    assert render([*ours, *theirs]).count("## chain") == 2
+
+
+def test_what_differs_with_every_start_keeps_nothing_apart() -> None:
+    later = {"date": "2030-01-01", "load": 1.5, "engines": [ENGINE | {"kv_tokens": 2}]}
+    ours = [replace(found, provenance=MADE_WITH) for found in SERIAL]
+    theirs = [replace(found, provenance=MADE_WITH | later, index=found.index + 3) for found in SERIAL]
+    assert len(comparable([*ours, *theirs])) == 1
+    assert "vllm 1, m, float32" in render(ours)
+
+
+def test_a_file_without_the_newer_fields_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    fields = msgspec.to_builtins(SERIAL[0])
+    for name in ("append_tokens", "forced_lengths"):
+        del fields[name]
+    file.write_text(json.dumps(fields) + "\n\n")
+    assert read_runs([file]) == SERIAL[:1]
+
+
+@pytest.mark.parametrize("content", [None, b"{", b'{"profile": "cpu"}\n', b"\xff", b'{"profile": "\xff"}'])
+def test_a_file_that_holds_no_runs_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "runs.jsonl"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(DataError, match=r"runs\.jsonl"):
+        read_runs([file])
 
 
 def test_runs_survive_their_file(tmp_path: Path) -> None:
