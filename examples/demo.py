@@ -1,10 +1,11 @@
 """Starts a daemon, runs the five-agent example in series and read ahead, and shows what that changed.
 
     make demo
-    .venv/bin/python examples/demo.py --config examples/cpu.toml --pairs 2
+    .venv/bin/python examples/demo.py --config FILE --pairs 2
 
-Writes build/demo.json and, where matplotlib is installed, build/demo.png. Exit codes: 0; 3 where an answer of the run
-that read ahead differs from the serial one; otherwise those of the client.
+Without --config it takes examples/cpu.toml, on other cores where this process may not use cores 0 and 1. Writes
+build/demo.json and, where matplotlib is installed, build/demo.png. Exit codes: 0; 3 where an answer of the run that
+read ahead differs from the serial one; otherwise those of the client.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its modules are no part of the installed package
 
+from cores import on_allowed_cores  # noqa: E402
 from local_daemon import LogEvent, local_daemon  # noqa: E402
 from pingpong_bus.chain import Agent, Chain  # noqa: E402
 from pingpong_bus.errors import NotEqual, PingpongError  # noqa: E402
@@ -29,6 +33,7 @@ from pingpong_client import AsyncClient, load_chain  # noqa: E402
 from report import difference, downstream_ttft_ratio, median_ttft_ms, saved_percent  # noqa: E402
 from runs import Run, RunMode  # noqa: E402
 
+EXAMPLE_CONFIG = ROOT / "examples" / "cpu.toml"
 MODES: tuple[RunMode, RunMode] = ("serial", "ping-pong")
 WARM_UP_TOKENS = 600
 """Of each warm-up prompt: the first prefill of that length in a fresh engine is slower than later ones."""
@@ -82,8 +87,28 @@ async def run_once(client: AsyncClient, chain: Chain, mode: RunMode, index: int)
     return run
 
 
-async def run_pairs(config: Path, chain: Chain, pairs: int) -> list[Run]:
-    """Start the daemon, run everything and stop it."""
+def example_config(folder: Path) -> Path:
+    """The example's configuration, or one in `folder` that differs from it in the cores.
+
+    Raises:
+        ConfigError: too few cores.
+    """
+    text = EXAMPLE_CONFIG.read_text(encoding="utf-8")
+    adapted = on_allowed_cores(text, os.sched_getaffinity(0))
+    if adapted == text:
+        return EXAMPLE_CONFIG
+    path = folder / EXAMPLE_CONFIG.name
+    path.write_text(adapted, encoding="utf-8")
+    return path
+
+
+async def run_pairs(config: Path | None, chain: Chain, pairs: int) -> list[Run]:
+    """Start the daemon, run everything and stop it; without a configuration, on the example's."""
+    with tempfile.TemporaryDirectory(prefix="pingpong-demo-") as private:
+        return await _run_pairs(config or example_config(Path(private)), chain, pairs)
+
+
+async def _run_pairs(config: Path, chain: Chain, pairs: int) -> list[Run]:
     print(f"Starting pingpongd --config {config} ...", flush=True)
     async with local_daemon(config, on_event=Stages()) as folder, AsyncClient(folder) as client:
         await warm_up(client)
@@ -144,7 +169,7 @@ def save_timeline(runs: list[Run], path: Path) -> bool:
 def main() -> int:
     """Run the demo; returns its exit code."""
     parser = argparse.ArgumentParser(description="Show a chain of five agents in series and read ahead.")
-    parser.add_argument("--config", type=Path, default=ROOT / "examples" / "cpu.toml")
+    parser.add_argument("--config", type=Path, help=f"default: {EXAMPLE_CONFIG.name}")
     parser.add_argument("--chain", type=Path, default=ROOT / "examples" / "five_agents.json")
     parser.add_argument("--pairs", type=int, default=2, help="runs of each kind")
     parser.add_argument("--out", type=Path, default=ROOT / "build", help="folder for demo.json and demo.png")
