@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pingpong_bus.chain import Agent, Chain, parse_chain, rendered_messages
+from pingpong_bus.chain import (
+    Agent,
+    Chain,
+    IdsPart,
+    OutputPart,
+    RenderedMessage,
+    TextPart,
+    parse_chain,
+    raw_parts,
+    rendered_messages,
+)
 from pingpong_bus.errors import ChainError, ConfigError
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf
 from pingpong_worker.model_store import resolve_model
@@ -23,8 +33,6 @@ from pingpong_worker.prompt_tokenizer import PromptTokenizer
 from pingpong_worker.text import StopMatcher, WindowDecodeStream
 
 VOCABULARY = 49152
-END = 2
-"""SmolLM2's `<|im_end|>`."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +59,7 @@ def two_agents(text: str, topic: str = "") -> Chain:
 
 def test_it_is_a_prompt_codec(prompts: Prompts) -> None:
     codec: PromptCodec = prompts
-    assert codec.eos_ids == {END}
+    assert codec.encode_text("a")
 
 
 def test_a_prompt_has_the_ids_that_the_model_was_trained_on(prompts: Prompts, stock: PreTrainedTokenizerFast) -> None:
@@ -83,6 +91,31 @@ def test_joining_may_give_other_ids_than_splicing(prompts: Prompts) -> None:
     whole = prompts.join(joined, {0: output})
     assert whole != spliced
     assert text_of(prompts, whole) == text_of(prompts, spliced)
+
+
+def test_the_whole_text_is_tokenized_across_the_borders_of_its_parts(
+    prompts: Prompts, stock: PreTrainedTokenizerFast
+) -> None:
+    output = prompts.encode_text("Hello")
+    chain = Chain(
+        name="test", agents=[Agent(name="writer", prompt="x"), Agent(name="r", raw_prompt="Text: {{writer}}")]
+    )
+    joined = JoinedPrompt(agent=chain.agents[1], messages=[RenderedMessage("", raw_texts(chain))], outputs={})
+    whole = prompts.tokenize_whole(joined, {0: output})
+    assert whole == stock.encode("Text: Hello")
+    assert whole != prompts.join(joined, {0: output}), "the space and the word are one token"
+    chain = two_agents("Shorten this:\n{{writer}}\nand this: {{writer}}")
+    joined = JoinedPrompt(agent=chain.agents[1], messages=rendered_messages(chain, 1, {"topic": ""}), outputs={})
+    text = "Shorten this:\n<|im_end|>\nand this: <|im_end|>"
+    messages = [{"role": "user", "content": text}]
+    expected = stock.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    spelled = prompts.encode_text("<|im_end|>")
+    assert prompts.tokenize_whole(joined, {0: spelled}) == expected, "control tokens count wherever they are spelled"
+    assert prompts.join(joined, {0: spelled}) != expected
+
+
+def raw_texts(chain: Chain) -> list[TextPart | OutputPart]:
+    return [part for part in raw_parts(chain, 1, {}) if not isinstance(part, IdsPart)]
 
 
 def text_of(prompts: Prompts, ids: Sequence[int]) -> str:
@@ -234,6 +267,19 @@ def test_control_tokens_among_the_ordinary_words_are_taken_apart(text: str) -> N
     assert re.sub("é+", "é", spelled) == re.sub("é+", "é", text), "unknown letters in a row are one token"
 
 
+def test_added_tokens_count_in_no_text_whether_special_or_not() -> None:
+    tokenizer = sentencepiece_style()
+    tokenizer.add_tokens(["<think>", AddedToken("[INST]", normalized=True), "\n\n", "▁▁"])
+    think, inst, lines, spaces = map(tokenizer.token_to_id, ("<think>", "[INST]", "\n\n", "▁▁"))
+    parts = PromptTokenizer(tokenizer.to_str())
+    assert parts.control("<think>a[INST]", first=False) == [think, *parts.plain("a"), inst]
+    assert not {think, inst} & set(parts.plain("<think>a[INST]"))
+    assert lines in parts.plain("a\n\nb"), "white space is no control token"
+    assert spaces in parts.plain("▁▁")
+    assert {"<think>", "[INST]", "</s>"} <= set(parts.control_tokens)
+    assert {think, inst}.isdisjoint(parts.silent), "they are shown"
+
+
 def test_limits_that_a_tokenizer_file_carries_do_not_cut_prompts() -> None:
     tokenizer = sentencepiece_style()
     tokenizer.enable_truncation(2)
@@ -256,12 +302,16 @@ def test_a_slow_tokenizer_is_refused() -> None:
         Prompts(object())
 
 
-def test_the_ids_that_end_an_answer_come_from_both_files(tmp_path: Path) -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=sentencepiece_style(), eos_token="</s>")
-    tokenizer.save_pretrained(tmp_path)
-    assert Prompts.load(tmp_path).eos_ids == {2}
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 2]}')
-    assert Prompts.load(tmp_path).eos_ids == {2, 5}
+def test_a_tokenizer_is_loaded_the_way_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def load(name: str, **how: object) -> PreTrainedTokenizerFast:
+        asked.append((name, how))
+        return PreTrainedTokenizerFast(tokenizer_object=sentencepiece_style())
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", load)
+    Prompts.load("org/model", revision="v2", trust_remote_code=True)
+    assert asked == [("org/model", {"revision": "v2", "trust_remote_code": True})]
 
 
 def test_a_model_without_a_tokenizer_takes_ids_and_nothing_else() -> None:

@@ -26,7 +26,7 @@ from pingpong_worker.prompt import Prompts
 CONTROL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 CONTROL += ["<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"]
 WORDS = ["<think>", "</think>"]
-"""Added tokens that are no control tokens: Qwen3's."""
+"""Added tokens that are shown, Qwen3's: control tokens like the others."""
 
 CHATML = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
@@ -103,7 +103,7 @@ def prompts(template: str | None) -> Prompts:
     return Prompts(tokenizer(template))
 
 
-CONTROL_IDS = set(tokenizer(None).convert_tokens_to_ids(CONTROL))
+CONTROL_IDS = set(tokenizer(None).convert_tokens_to_ids([*CONTROL, *WORDS]))
 VOCABULARY = len(tokenizer(None))
 
 
@@ -192,13 +192,13 @@ def test_a_prompt_put_together_is_what_the_template_renders(
     # All control tokens are the template's own: as many as there are where no text spells one.
     tame = agent_with(agent, [harmless(text) for text in texts])
     alone = rendering(source, tame, {"one": harmless(one), "two": harmless(two), "input.topic": harmless(topic)})
-    assert sum(token in CONTROL_IDS for token in joined) == sum(alone.count(token) for token in CONTROL)
+    assert sum(token in CONTROL_IDS for token in joined) == sum(alone.count(token) for token in [*CONTROL, *WORDS])
     if not prepared.joined:
         assert splice(prepared, outputs) == joined
 
 
 def harmless(text: str) -> str:
-    return re.sub(r"[|\[]|s>|_of_turn", "x", text)
+    return re.sub(r"[|\[]|s>|_of_turn|<(?=/?think)", "x", text)
 
 
 def agent_with(agent: Agent, texts: Sequence[str]) -> Agent:
@@ -278,6 +278,14 @@ def test_variables_of_the_renderer_are_refused(name: str) -> None:
     with pytest.raises(ChainError) as caught:
         prepare(CHATML, user("hi", chat_template_kwargs={name: True}))
     assert caught.value.field == f"agents[2].chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize("value", ["a</s>b", ["x", {"text": "<think>"}], {"[INST]": 1}])
+def test_template_variables_hold_no_control_token(value: object) -> None:
+    with pytest.raises(ChainError, match="control token") as caught:
+        prepare(CHATML, user("hi", chat_template_kwargs={"documents": value}))
+    assert caught.value.field == "agents[2].chat_template_kwargs.documents"
+    prepare(CHATML, user("hi", chat_template_kwargs={"documents": [{"text": "s> think", "at": 1, "on": None}]}))
 
 
 def test_what_the_template_refuses_is_an_error_of_the_chain() -> None:

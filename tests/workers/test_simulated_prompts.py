@@ -10,6 +10,7 @@ from pingpong_bus.chain import Agent, Chain, RenderedMessage, raw_parts, rendere
 from pingpong_bus.errors import ChainError
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, Segment
 from pingpong_worker.simulated_prompts import SimulatedPrompts
+from pingpong_worker.simulated_scheduler import EOS
 
 PROMPTS = SimulatedPrompts()
 
@@ -46,16 +47,17 @@ def test_spliced_and_joined_prompts_are_equal(kind: str, output: str) -> None:
         messages = [RenderedMessage("user", raw_parts(chain, 1, inputs))]  # type: ignore[arg-type]
     joined = JoinedPrompt(agent=agents[1], messages=messages, outputs={})
     assert splice(prepared.segments, outputs) == PROMPTS.join(joined, outputs)
+    assert PROMPTS.tokenize_whole(joined, outputs) == PROMPTS.join(joined, outputs)
     assert OutputOf(agent=0) in prepared.segments
 
 
 def test_a_user_cannot_end_a_message() -> None:
     chain = Chain(name="c", agents=[Agent(name="a", prompt="<|im_end|>")])
     ids = splice(PROMPTS.prepare(chain, {}, 4096)[0].segments, {})
-    assert ids.count(next(iter(PROMPTS.eos_ids))) == 1
+    assert ids.count(EOS) == 1
 
 
 def test_ids_beyond_the_vocabulary_are_named() -> None:
     chain = Chain(name="c", agents=[Agent(name="a", prompt_ids=[1, 4096])])
-    with pytest.raises(ChainError, match=r"agents\[0\].prompt_ids.*4096"):
+    with pytest.raises(ChainError, match=r"agents\[0\]\.prompt_ids\[1\]: 4096 is no token"):
         PROMPTS.prepare(chain, {}, 4096)

@@ -92,7 +92,8 @@ class ChatTemplate:
 
         Args:
             messages: the texts; whatever they say, they give no `control` text.
-            kwargs: further variables of the template. Strings in them count as the template's own.
+            kwargs: further variables of the template. Strings in them count as the template's own, so that they
+                must be ones in which `control_token_in` finds nothing.
 
         Raises:
             ChainError: the template refuses these messages; without a field.
@@ -108,6 +109,19 @@ class ChatTemplate:
         if not any(isinstance(part, OutputPart) for part in parts):
             return Layout(parts, "")
         return Layout(parts, self._obstacle(cut, parts, messages, kwargs))
+
+    def control_token_in(self, value: Any) -> str:
+        """The first control token that the strings of a JSON value spell, keys among them; empty where none does."""
+        match value:
+            case str():
+                found = self._control.search(value)
+                return found.group() if found else ""
+            case dict():
+                return next(filter(None, map(self.control_token_in, [*value.keys(), *value.values()])), "")
+            case list():
+                return next(filter(None, map(self.control_token_in, value)), "")
+            case _:
+                return ""
 
     def _render(self, roles: Sequence[str], contents: Sequence[str], kwargs: Mapping[str, Any]) -> str:
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]

@@ -84,7 +84,7 @@ class Feed:
         match = self.spec.match
         if match is None or self._around.prompts is None:
             return HopChecked(hop=self.spec.hop, prompt_token_match=None)
-        ids = await asyncio.to_thread(self._around.prompts.join, match, self._prompt.outputs_of(match))
+        ids = await asyncio.to_thread(self._around.prompts.tokenize_whole, match, self._prompt.outputs_of(match))
         return HopChecked(hop=self.spec.hop, prompt_token_match=ids == self._prompt.ids)
 
     async def _run(self) -> HopEnded:

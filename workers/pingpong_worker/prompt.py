@@ -3,8 +3,8 @@
 A prompt is tokenized part by part: the chat template's text with its control tokens, everything else without, so
 that `<|im_end|>` in a user's text, an input or an output stays text. Outputs are not tokenized at all: their ids stand
 in the prompt as they were sampled. So the ids may differ from those of the whole text tokenized at once, where a token
-would have spanned two parts; `PromptCodec.join` gives the latter, for `prompt_token_match` and for templates that
-cannot be cut.
+would have spanned two parts. Templates that cannot be cut are tokenized part by part too, by `PromptCodec.join`, once
+the outputs are text; `PromptCodec.tokenize_whole` gives the ids of the text at once, for `prompt_token_match`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,6 @@ if TYPE_CHECKING:  # both come with an engine, and the simulated one needs neith
 class PromptCodec(TextCodec, Protocol):
     """What a worker asks of a model's tokenizer and chat template."""
 
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Ids that end an answer of this model."""
-        ...
-
     def prepare(self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int) -> list[PreparedAgent]:
         """Render and tokenize the prompts of all agents.
 
@@ -55,7 +50,7 @@ class PromptCodec(TextCodec, Protocol):
         ...
 
     def join(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
-        """The ids of a prompt tokenized as one text.
+        """The ids of a prompt whose outputs are text like a user's: control tokens count in the template only.
 
         Args:
             joined: the prompt. Of a `raw_prompt`, its one message holds the parts that `raw_parts` gives.
@@ -63,6 +58,14 @@ class PromptCodec(TextCodec, Protocol):
 
         Raises:
             ChainError: the template refuses these texts.
+        """
+        ...
+
+    def tokenize_whole(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
+        """The ids of the same text tokenized at once, as whoever has nothing but the text would do it.
+
+        No borders of parts are kept, and control tokens count wherever the text spells them: never for an engine.
+        Takes and raises what `join` does.
         """
         ...
 
@@ -78,13 +81,12 @@ class Prompts:
 
     Args:
         tokenizer: what transformers loads: a fast tokenizer, with or without a chat template.
-        eos_ids: ids that end an answer, besides the tokenizer's own.
 
     Raises:
         ConfigError: the tokenizer is not a fast one, or its chat template cannot be read.
     """
 
-    def __init__(self, tokenizer: Any, eos_ids: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigError(
                 "the model has no fast tokenizer (tokenizer.json).", field="model", hint="Choose a model that has one."
@@ -96,23 +98,25 @@ class Prompts:
         parameters = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = frozenset(parameters) - {"tools", "documents", "kwargs"} | {"messages"}
         """Variables of the template that are not the user's to set."""
-        own = tokenizer.eos_token_id
-        self._eos_ids = frozenset(eos_ids) | (frozenset() if own is None else frozenset((own,)))
 
     @classmethod
-    def load(cls, model: str | Path) -> Prompts:
+    def load(cls, model: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Prompts:
         """Load a model's tokenizer.
 
         Args:
             model: a folder, or a name that transformers finds.
+            revision: of a name; None for the main one.
+            trust_remote_code: whether code that comes with the model may run.
 
         Raises:
             ConfigError: there is none, or none that can be used.
         """
-        from transformers import AutoTokenizer, GenerationConfig  # takes seconds
+        from transformers import AutoTokenizer  # takes seconds
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(model))
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(model), revision=revision, trust_remote_code=trust_remote_code
+            )
         except (OSError, ValueError) as error:
             first_line = str(error).strip().splitlines()[0]
             raise ConfigError(
@@ -120,16 +124,7 @@ class Prompts:
                 field="model",
                 hint="Give the name of a Hugging Face model, or a folder that holds one.",
             ) from error
-        try:
-            eos = GenerationConfig.from_pretrained(str(model)).eos_token_id
-        except OSError:  # many models have no such file
-            eos = None
-        return cls(tokenizer, eos if isinstance(eos, list) else [] if eos is None else [eos])
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """See `PromptCodec`."""
-        return self._eos_ids
+        return cls(tokenizer)
 
     def prepare(self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int) -> list[PreparedAgent]:
         """See `PromptCodec`."""
@@ -137,22 +132,13 @@ class Prompts:
 
     def join(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
         """See `PromptCodec`."""
-        texts: dict[int, str] = {}
-        for agent, ids in outputs.items():
-            stream = self.decode_stream()
-            texts[agent] = stream.step(ids) + stream.finish()
-
-        def fill(part: TextPart | OutputPart) -> TextPart | OutputPart:
-            return TextPart(texts[part.agent]) if isinstance(part, OutputPart) else part
-
-        messages = [RenderedMessage(message.role, list(map(fill, message.parts))) for message in joined.messages]
-        if joined.agent.raw_prompt is not None:
-            parts: Sequence[TextPart | OutputPart] = messages[0].parts
-        else:
-            template = self._require_template(f'agent "{joined.agent.name}"')
-            parts = template.lay_out(messages, joined.agent.chat_template_kwargs).parts
-        segments = self._segments(merge_text(parts))
+        segments = self._segments(merge_text(self._joined_parts(joined, outputs)))
         return [token for segment in segments if isinstance(segment, Literals) for token in segment.ids]
+
+    def tokenize_whole(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
+        """See `PromptCodec`."""
+        text = "".join(part.text for part in self._joined_parts(joined, outputs))
+        return self._tokenizer.control(text, first=True)
 
     def decode_stream(self) -> DecodeStream:
         """See `TextCodec`."""
@@ -161,6 +147,26 @@ class Prompts:
     def encode_text(self, text: str) -> list[int]:
         """See `TextCodec`."""
         return self._tokenizer.plain(text)
+
+    def _joined_parts(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[TextPart]:
+        """A prompt's parts with outputs as text."""
+        texts: dict[int, str] = {}
+        for agent, ids in outputs.items():
+            stream = self.decode_stream()
+            texts[agent] = stream.step(ids) + stream.finish()
+
+        def fill(part: TextPart | OutputPart) -> TextPart:
+            return TextPart(texts[part.agent]) if isinstance(part, OutputPart) else part
+
+        filled = [list(map(fill, message.parts)) for message in joined.messages]
+        if joined.agent.raw_prompt is not None:
+            return filled[0]
+        template = self._require_template(f'agent "{joined.agent.name}"')
+        messages = [
+            RenderedMessage(message.role, list(parts)) for message, parts in zip(joined.messages, filled, strict=True)
+        ]
+        layout = template.lay_out(messages, joined.agent.chat_template_kwargs)
+        return [part for part in layout.parts if isinstance(part, TextPart)]
 
     def _prepare(self, chain: Chain, index: int, inputs: dict[str, str], vocabulary: int) -> PreparedAgent:
         agent = chain.agents[index]
@@ -184,12 +190,17 @@ class Prompts:
     def _lay_out(self, chain: Chain, index: int, inputs: dict[str, str], field: str) -> Layout:
         agent = chain.agents[index]
         template = self._require_template(field)
-        for name in agent.chat_template_kwargs:
+        for name, value in agent.chat_template_kwargs.items():
+            variable = f"agents[{index}].chat_template_kwargs.{name}"
             if name in self._reserved:
                 raise ChainError(
-                    f'"{name}" is not a variable that a chain can set.',
-                    field=f"agents[{index}].chat_template_kwargs.{name}",
-                    hint="Leave it out.",
+                    f'"{name}" is not a variable that a chain can set.', field=variable, hint="Leave it out."
+                )
+            if found := template.control_token_in(value):
+                raise ChainError(
+                    f'it holds "{found}", which would count as a control token.',
+                    field=variable,
+                    hint="Write it into a message, where it stays text.",
                 )
         messages = rendered_messages(chain, index, inputs)
         if messages[-1].role == "assistant":

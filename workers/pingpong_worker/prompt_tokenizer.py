@@ -19,19 +19,19 @@ class PromptTokenizer:
         inner = _without_prefix(json.loads(definition))
         self._first = _load(definition)
         self._inner = _load(inner)
-        self._plain = _load(inner)
+        self._plain = _load(_all_special(json.loads(inner)))
         self._plain.encode_special_tokens = True
-        special = {
-            token: added.content for token, added in self._first.get_added_tokens_decoder().items() if added.special
-        }
-        self.silent = frozenset(special)
+        added = self._first.get_added_tokens_decoder()
+        self.silent = frozenset(token for token, entry in added.items() if entry.special)
         """Ids of special tokens: they give no text."""
+        # Not only the special ones: many models mark roles, tools and thoughts with added tokens that are shown.
+        control = {token: entry.content for token, entry in added.items() if not _is_space(entry.content)}
         # What stands for characters that the vocabulary lacks is no control token, though it may be special.
         model = json.loads(definition)["model"]
         unknown = {model.get("unk_id"), self._first.token_to_id(model.get("unk_token") or "")}
-        self._control_ids = frozenset(special) - unknown
-        self.control_tokens = [content for content in special.values() if content]
-        """The special tokens as text."""
+        self._control_ids = frozenset(control) - unknown
+        self.control_tokens = list(control.values())
+        """The control tokens as text: all that were added to the vocabulary, but for runs of white space."""
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids; ids beyond the vocabulary give none."""
@@ -67,6 +67,18 @@ def _load(definition: str) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _all_special(definition: dict[str, Any]) -> str:
+    """The tokenizer with every control token marked as special, for only special ones can be left unread."""
+    for entry in definition["added_tokens"]:
+        entry["special"] = entry["special"] or not _is_space(entry["content"])
+    return json.dumps(definition)
+
+
+def _is_space(content: str) -> bool:
+    """Whether an added token is nothing but white space, which some vocabularies write as a letter of their own."""
+    return not content.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").strip()
 
 
 def _without_prefix(definition: dict[str, Any]) -> str:

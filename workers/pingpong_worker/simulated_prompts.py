@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Mapping, Sequence
 
 from pingpong_bus.chain import Chain, IdsPart, OutputPart, Part, RenderedMessage, TextPart, raw_parts, rendered_messages
-from pingpong_bus.errors import ChainError
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, PreparedAgent, Segment
+from pingpong_worker.prompt import check_ids
 from pingpong_worker.simulated_scheduler import EOS
 
 BEGIN = 256
@@ -37,11 +37,6 @@ class SimulatedDecodeStream:
 class SimulatedPrompts:
     """Speaks the `PromptCodec` protocol."""
 
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """The one id that ends an answer."""
-        return frozenset({EOS})
-
     def decode_stream(self) -> SimulatedDecodeStream:
         """A stream for one answer."""
         return SimulatedDecodeStream()
@@ -69,17 +64,15 @@ class SimulatedPrompts:
                     ids.extend(self.encode_text(_to_bytes(outputs[agent]).decode("utf-8", "replace")))
         return ids
 
+    def tokenize_whole(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
+        """The same ids: no token spans two bytes, and no text spells a control token."""
+        return self.join(joined, outputs)
+
     def _prepare(self, chain: Chain, index: int, inputs: dict[str, str], vocabulary: int) -> PreparedAgent:
         agent = chain.agents[index]
         if agent.raw_prompt is None and agent.prompt_ids is None:
             return PreparedAgent(segments=self._chat(rendered_messages(chain, index, inputs)))
-        for token in agent.prompt_ids or []:
-            if isinstance(token, int) and token >= vocabulary:
-                raise ChainError(
-                    f"token id {token} is not below the vocabulary's size, {vocabulary}.",
-                    field=f"agents[{index}].prompt_ids",
-                    hint="Use ids of this model.",
-                )
+        check_ids(chain, index, vocabulary)
         return PreparedAgent(segments=self._raw(raw_parts(chain, index, inputs)))
 
     def _raw(self, parts: Sequence[Part]) -> list[Segment]:
