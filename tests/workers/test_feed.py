@@ -56,7 +56,6 @@ class FakeSession:
         self.appends: list[int] = []
         self.finals: list[int] = []
         self.aborts = 0
-        self.computed_tokens = 0
         self.failure: EngineError | None = None
         self._answer = answer
         self._flight: asyncio.Future[None] | None = None
@@ -289,6 +288,19 @@ async def test_withheld_tail_is_committed_when_the_answer_ends_by_itself() -> No
         ended = await finish(b, asyncio.create_task(feed.run()))
         assert (ended.finish_reason, ended.stop_token) == ("stop", 2)
         assert b.log() == (list(b"one E"), LogState.CLOSED)
+
+
+async def test_an_aborted_answer_has_text_for_all_its_ids() -> None:
+    async with bench([OutputTokens([72, 101]), OutputTokens([108, 0xC3])]) as b:
+        task = asyncio.create_task(b.feed([literals(1)]).run())
+        await settle()  # the first text is sent at once, the next would be in 50 ms
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert b.log() == ([72, 101, 108, 0xC3], LogState.ABORTED)
+        texts = [message for message in b.messages if isinstance(message, HopText)]
+        assert "".join(message.text for message in texts) == "Hel\N{REPLACEMENT CHARACTER}"
+        assert texts[-1].upto == 4
 
 
 async def test_aborted_upstream_fails_the_hop_and_its_log() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 import pytest
 import zmq
 
+from pingpong_bus.chain import Agent
 from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import (
     EngineLimits,
+    HopChecked,
     HopEnded,
     HopSpec,
+    JoinedPrompt,
     Literals,
     Sampling,
     SessionKind,
@@ -25,13 +28,14 @@ from pingpong_bus.subscriber import Subscriber
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.feed import Surroundings
 from pingpong_worker.hops import Hops
+from pingpong_worker.prompt import PromptCodec
+from pingpong_worker.simulated_prompts import SimulatedPrompts
 
 HANG_S = 20
 
 
 class StubSession:
     kind: SessionKind = "prefix-cache"
-    computed_tokens = 0
 
     def __init__(self, outcome: str) -> None:
         self._outcome = outcome
@@ -68,18 +72,26 @@ class StubEngine:
     async def shutdown(self) -> None: ...
 
 
+class BrokenPrompts(SimulatedPrompts):
+    def tokenize_whole(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
+        raise ZeroDivisionError("oops")
+
+
 class Stage:
-    def __init__(self, slab: Slab, publisher: Publisher, subscriber: Subscriber) -> None:
+    def __init__(
+        self, slab: Slab, publisher: Publisher, subscriber: Subscriber, prompts: PromptCodec | None = None
+    ) -> None:
         self.slab = slab
         self.messages: list[WorkerMessage] = []
         self.engine_errors = 0
-        around = Surroundings(StubEngine(), None, slab, subscriber, publisher, self.messages.append)
+        around = Surroundings(StubEngine(), prompts, slab, subscriber, publisher, self.messages.append)
         self.hops = Hops(around, self._count)
 
-    def start(self, outcome: str, *, stop: Sequence[str] = ()) -> StreamRef:
+    def start(self, outcome: str, *, stop: Sequence[str] = (), match: JoinedPrompt | None = None) -> StreamRef:
         output = self.slab.allocate()
         sampling = Sampling(max_tokens=5, stop=list(stop))
-        self.hops.start(HopSpec(hop=outcome, output=output, segments=[Literals(ids=[1])], sampling=sampling))
+        spec = HopSpec(hop=outcome, output=output, segments=[Literals(ids=[1])], sampling=sampling, match=match)
+        self.hops.start(spec)
         return output
 
     async def ended(self, hop: str) -> HopEnded:
@@ -98,12 +110,12 @@ class Stage:
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     slab = Slab.create(8, 64)
     publisher = Publisher(context, "inproc://bell-hops")
     subscriber = Subscriber(context, slab)
-    stage = Stage(slab, publisher, subscriber)
+    stage = Stage(slab, publisher, subscriber, getattr(request, "param", None))
     yield stage
     await stage.hops.close()
     await subscriber.close()
@@ -150,6 +162,27 @@ async def test_close_aborts_and_reports_all(stage: Stage) -> None:
     await stage.hops.close()
     assert (await stage.ended("hang")).state == "aborted"
     assert stage.hops.load() == (0, 0) or stage.hops.load() == (0, 1)
+
+
+async def test_close_with_a_reason_fails_what_runs(stage: Stage) -> None:
+    stage.start("hang")
+    stage.start("asked")
+    await asyncio.sleep(0)
+    stage.hops.abort("asked")
+    await stage.hops.close(EngineError("the engine has died."))
+    ended = await stage.ended("hang")
+    assert (ended.state, ended.code, ended.message) == ("failed", "EngineError", "the engine has died.")
+    assert (await stage.ended("asked")).state == "aborted", "that was asked for"
+
+
+@pytest.mark.parametrize("stage", [BrokenPrompts()], indirect=True, ids=["broken"])
+async def test_a_check_that_breaks_is_answered(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.start("finish", match=JoinedPrompt(agent=Agent(name="a", prompt="x"), messages=[], outputs={}))
+    async with asyncio.timeout(HANG_S):
+        while not any(isinstance(message, HopChecked) for message in stage.messages):
+            await asyncio.sleep(0.001)
+    assert stage.messages[-1] == HopChecked(hop="finish", prompt_token_match=None)
+    assert "ZeroDivisionError" in caplog.text
 
 
 async def test_stop_strings_without_a_tokenizer_are_refused(stage: Stage) -> None:

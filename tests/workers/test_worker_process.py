@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -56,6 +57,9 @@ from pingpong_bus.messages import (
 from pingpong_bus.slab import LogState, Slab
 from pingpong_bus.token_log import TokenLogReader
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
+from pingpong_worker.simulated_engine import SimulatedEngine
+from pingpong_worker.simulated_prompts import SimulatedPrompts
+from pingpong_worker.worker import Parts, Worker
 
 HANG_S = 30
 T = TypeVar("T")
@@ -288,8 +292,32 @@ async def test_a_chain_that_cannot_be_prepared_is_answered(supervisor: Superviso
     chain = Chain(name="bad", agents=[Agent(name="a", prompt_ids=[99999])])
     await supervisor.send(Prepare(request=5, chain=chain, inputs={}))
     failed = await supervisor.receive(RequestFailed, request=5)
-    assert (failed.code, failed.field) == ("ChainError", "agents[0].prompt_ids")
+    assert (failed.code, failed.field) == ("ChainError", "agents[0].prompt_ids[0]")
     assert "99999" in failed.message
+
+
+class BrokenPrompts(SimulatedPrompts):
+    def prepare(self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int) -> list[PreparedAgent]:
+        raise ZeroDivisionError("oops")
+
+
+async def test_a_request_that_breaks_the_program_is_answered(
+    supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = supervisor.config(slab_fd=os.dup(supervisor.slab.fd))  # a worker closes its own
+    parts = Parts(lambda: None, lambda: SimulatedEngine(config), lambda _: BrokenPrompts())
+    worker = asyncio.create_task(Worker(config, parts).run())
+    await supervisor.receive(Hello)
+    await supervisor.send(Welcome())
+    await supervisor.receive(Ready)
+    await supervisor.send(Prepare(request=6, chain=CHAIN, inputs={}))
+    failed = await supervisor.receive(RequestFailed, request=6)
+    assert failed.code == "PingpongError"
+    assert "ZeroDivisionError: oops" in failed.message
+    assert "ZeroDivisionError" in caplog.text
+    await supervisor.send(Stop())
+    assert await worker == 0
+    gc.unfreeze()  # a worker freezes what it has loaded
 
 
 async def test_sigterm_is_stop_and_sigint_is_the_supervisors(supervisor: Supervisor) -> None:

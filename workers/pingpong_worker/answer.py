@@ -75,9 +75,12 @@ class Answer:
             self._close("stop" if reason == "stop" else "length", stop_token)
 
     def abort(self) -> None:
-        """End the log as incomplete, where it has not ended."""
-        self._stop_timer()
-        if self.finish_reason is None:
+        """End the log as incomplete, where it has not ended; text is sent for all that stands in it."""
+        if self.finish_reason is not None:
+            return
+        try:
+            self._finish_text()
+        finally:
             self._writer.abort()
             self._publisher.ring(self._writer.stream, self._writer.count, [], LogState.ABORTED)
 
@@ -107,6 +110,10 @@ class Answer:
         self._publisher.ring(self._writer.stream, self._writer.count, [], LogState.CLOSED)
         self.finish_reason = reason
         self.stop_token = stop_token
+        self._finish_text()
+
+    def _finish_text(self) -> None:
+        """Send the text that is left."""
         self._stop_timer()
         self._decode()
         if self._decoder is not None:

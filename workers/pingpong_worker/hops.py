@@ -20,6 +20,8 @@ class _Hop:
     feed: Feed
     task: asyncio.Task[HopEnded]
     aborting: bool = False
+    reason: EngineError | None = None
+    """Why it is ended, where nobody has asked for that."""
 
 
 class Hops:
@@ -34,7 +36,7 @@ class Hops:
         self._around = surroundings
         self._on_engine_error = on_engine_error
         self._hops: dict[str, _Hop] = {}
-        self._checks: set[asyncio.Task[None]] = set()
+        self._checks: set[asyncio.Task[HopChecked]] = set()
         self._ended_tokens = 0
 
     def load(self) -> tuple[int, int]:
@@ -63,9 +65,15 @@ class Hops:
         # Not at once: a task cancelled before its first step never runs, and its log would stay open.
         asyncio.get_running_loop().call_soon(hop.task.cancel)
 
-    async def close(self) -> None:
-        """Abort everything; returns when all is over and reported."""
-        for hop_id in list(self._hops):
+    async def close(self, reason: EngineError | None = None) -> None:
+        """Abort everything; returns when all is over and reported.
+
+        Args:
+            reason: where set, hops that end by this are reported as failed, and why.
+        """
+        for hop_id, hop in list(self._hops.items()):
+            if not hop.aborting:
+                hop.reason = reason
             self.abort(hop_id)
         while tasks := [hop.task for hop in self._hops.values()] + list(self._checks):
             for check in self._checks:
@@ -80,13 +88,22 @@ class Hops:
         if ended.code == EngineError.__name__:
             self._on_engine_error()
         if ended.state == "finished" and hop.feed.spec.match is not None:
-            check = asyncio.create_task(self._check(hop.feed), name=f"check {hop_id}")
+            check = asyncio.create_task(hop.feed.check(), name=f"check {hop_id}")
             self._checks.add(check)
-            check.add_done_callback(self._checks.discard)
+            check.add_done_callback(lambda check: self._checked(hop_id, check))
 
     def _outcome(self, hop: _Hop) -> HopEnded:
         spec = hop.feed.spec
-        if hop.aborting or hop.task.cancelled():
+        if hop.reason is not None and hop.task.cancelled():
+            return HopEnded(
+                hop=spec.hop,
+                state="failed",
+                at_ns=time.monotonic_ns(),
+                output_tokens=hop.feed.output_tokens,
+                code=hop.reason.code,
+                message=str(hop.reason),
+            )
+        if (hop.aborting and hop.reason is None) or hop.task.cancelled():
             return HopEnded(
                 hop=spec.hop, state="aborted", at_ns=time.monotonic_ns(), output_tokens=hop.feed.output_tokens
             )
@@ -104,9 +121,16 @@ class Hops:
             message=f"the worker failed: {type(error).__name__}: {error}",
         )
 
-    async def _check(self, feed: Feed) -> None:
-        try:
-            self._around.report(await feed.check())
-        except ChainError as error:
-            _log.warning("the prompt of hop %s cannot be checked: %s", feed.spec.hop, error)
-            self._around.report(HopChecked(hop=feed.spec.hop, prompt_token_match=None))
+    def _checked(self, hop_id: str, check: asyncio.Task[HopChecked]) -> None:
+        """Report a check, whatever became of it: its chain waits for that."""
+        self._checks.discard(check)
+        checked = HopChecked(hop=hop_id, prompt_token_match=None)
+        if not check.cancelled():
+            error = check.exception()
+            if error is None:
+                checked = check.result()
+            elif isinstance(error, ChainError):
+                _log.warning("the prompt of hop %s cannot be checked: %s", hop_id, error)
+            else:
+                _log.error("the check of hop %s failed", hop_id, exc_info=error)
+        self._around.report(checked)

@@ -22,8 +22,9 @@ from pingpong_worker.vllm_plugin import end_with_worker
 from pingpong_worker.worker import Parts, Worker
 
 if TYPE_CHECKING:
-    from pingpong_worker.engine import Engine
     from pingpong_worker.prompt import PromptCodec
+    from pingpong_worker.simulated_engine import SimulatedEngine
+    from pingpong_worker.vllm_engine import VllmEngine
 
 _SWITCH_INTERVAL_S = 0.0005
 """How long a thread that tokenizes may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -66,25 +67,26 @@ async def _run(config: WorkerConfig) -> int:
     return await worker.run()
 
 
-def vllm_parts(config: WorkerConfig) -> Parts:
+def vllm_parts(config: WorkerConfig) -> Parts[VllmEngine]:
     """A real engine; what it needs is imported once the environment is set and the devices are checked."""
 
-    def make_engine() -> Engine:
+    def make_engine() -> VllmEngine:
         from pingpong_worker.vllm_engine import VllmEngine
 
         return VllmEngine(config)
 
-    def load_prompts(engine: Engine) -> PromptCodec | None:
-        if not engine.limits.has_tokenizer:
+    def load_prompts(engine: VllmEngine) -> PromptCodec | None:
+        source = engine.tokenizer
+        if source is None:
             return None
         from pingpong_worker.prompt import Prompts
 
-        return Prompts.load(engine.limits.model)
+        return Prompts.load(source.name, revision=source.revision, trust_remote_code=source.trust_remote_code)
 
     return Parts(lambda: pin(config.devices, config.cores), make_engine, load_prompts)
 
 
-def simulated_parts(config: WorkerConfig) -> Parts:
+def simulated_parts(config: WorkerConfig) -> Parts[SimulatedEngine]:
     """A simulated engine: its devices are names only, for it also plays machines that are not there."""
     from pingpong_worker.simulated_engine import SimulatedEngine
     from pingpong_worker.simulated_prompts import SimulatedPrompts

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -46,18 +47,20 @@ from pingpong_worker.hops import Hops
 from pingpong_worker.prompt import PromptCodec, prepare_ids
 
 _LINGER_MS = 2000
+_log = logging.getLogger("pingpong_worker")
 T = TypeVar("T")
+E = TypeVar("E", bound=Engine)
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(Generic[E]):
     """How a worker gets what it hosts; each is called once, when the supervisor has answered."""
 
     pin: Callable[[], None]
     """Takes the process to its devices; may raise ConfigError."""
-    make_engine: Callable[[], Engine]
+    make_engine: Callable[[], E]
     """Called on the main thread: an engine's processes die with the thread that starts them."""
-    load_prompts: Callable[[Engine], PromptCodec | None]
+    load_prompts: Callable[[E], PromptCodec | None]
     """Called in a thread, once the engine serves; None where the model has no tokenizer."""
 
 
@@ -73,7 +76,7 @@ class Serving:
 class Worker:
     """One engine and its hops; belongs to one event loop."""
 
-    def __init__(self, config: WorkerConfig, parts: Parts) -> None:
+    def __init__(self, config: WorkerConfig, parts: Parts[Any]) -> None:
         self._config = config
         self._parts = parts
         self._context = zmq.asyncio.Context()
@@ -84,7 +87,7 @@ class Worker:
         self._welcome = asyncio.Event()
         self._stop = asyncio.Event()
         self._serving: Serving | None = None
-        self._requests: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[WorkerMessage]] = set()
 
     def stop(self) -> None:
         """End the worker; what the message `Stop` does."""
@@ -134,7 +137,7 @@ class Worker:
         publisher.local = subscriber
         try:
             self._send(Loading(stage="loading the model"))
-            engine = self._parts.make_engine()
+            engine: Engine = self._parts.make_engine()
             try:
                 await engine.start()
                 self._send(Loading(stage="loading the tokenizer"))
@@ -156,11 +159,15 @@ class Worker:
         gc.freeze()
         self._serving = Serving(engine, surroundings.prompts, hops)
         self._send(Ready(limits=engine.limits))
+        reason: EngineError | None = None
         try:
             await pulse.run()
+        except EngineError as error:
+            reason = error
+            raise
         finally:
             self._serving = None
-            await hops.close()
+            await hops.close(reason)
 
     async def _receive(self) -> None:
         """Take messages until `Stop`."""
@@ -201,21 +208,28 @@ class Worker:
                 self._send(RequestFailed(request=request, code=EngineError.__name__, message=why))
 
     def _answer(self, request: int, work: Coroutine[None, None, WorkerMessage]) -> None:
-        """Answer a request when its work is done; the conversation goes on meanwhile."""
+        """Answer a request when its work is done, whatever becomes of it; the conversation goes on meanwhile."""
 
-        async def answer() -> None:
-            try:
-                self._send(await work)
-            except PingpongError as error:
-                self._send(
-                    RequestFailed(
-                        request=request, code=error.code, message=error.message, hint=error.hint, field=error.field
-                    )
+        def answer(task: asyncio.Task[WorkerMessage]) -> None:
+            self._requests.discard(task)
+            if task.cancelled():  # the worker ends
+                return
+            error = task.exception()
+            if error is None:
+                self._send(task.result())
+                return
+            if not isinstance(error, PingpongError):
+                _log.error("request %s failed", request, exc_info=error)
+                error = PingpongError(f"the worker failed: {type(error).__name__}: {error}")
+            self._send(
+                RequestFailed(
+                    request=request, code=error.code, message=error.message, hint=error.hint, field=error.field
                 )
+            )
 
-        task = asyncio.create_task(answer(), name=f"request {request}")
+        task = asyncio.create_task(work, name=f"request {request}")
         self._requests.add(task)
-        task.add_done_callback(self._requests.discard)
+        task.add_done_callback(answer)
 
     async def _prepare(self, serving: Serving, message: Prepare) -> WorkerMessage:
         """Tokenize in a thread: tokens of running hops are never held up."""
