@@ -62,7 +62,6 @@ async def answer(
         for cut in cuts:
             await session.append(prompt[at:cut])
             at = cut
-            assert session.computed_tokens == cut
         outputs = [tokens async for tokens in session.finalize(prompt[at:], sampling)]
     await session.abort()
     return outputs

@@ -73,7 +73,6 @@ async def ask(
     session = open_session(engine, kind, sampling, salt)
     for start, end in itertools.pairwise([0, *cuts]):
         await session.append(prompt[start:end])
-        assert session.computed_tokens == end
     return await Answer.of(session, prompt[cuts[-1] if cuts else 0 :], sampling)
 
 
@@ -222,7 +221,9 @@ async def test_appends_are_what_the_answer_finds_in_the_cache(vllm_engine: VllmE
 
 
 async def test_streaming_input_is_granted_only_where_it_is_safe(vllm_engine: VllmEngine) -> None:
-    assert open_session(vllm_engine, "streaming-input", SEEDED).kind == "prefix-cache"
+    seeded = open_session(vllm_engine, "streaming-input", SEEDED)
+    assert seeded.kind == "prefix-cache"
+    await seeded.abort()
     limits = vllm_engine.limits
     room = limits.kv_tokens // limits.max_model_len - 1
     assert room >= 1
@@ -237,7 +238,9 @@ async def test_streaming_input_is_granted_only_where_it_is_safe(vllm_engine: Vll
         await vllm_engine.reset_prefix_cache()
     for session in sessions:
         await session.abort()
-    assert open_session(vllm_engine, "streaming-input").kind == "streaming-input"
+    again = open_session(vllm_engine, "streaming-input")
+    assert again.kind == "streaming-input"
+    await again.abort()
 
 
 async def test_limits(vllm_engine: VllmEngine) -> None:
@@ -255,6 +258,7 @@ async def test_limits(vllm_engine: VllmEngine) -> None:
     ("model", "engine_args", "field", "words"),
     [
         (None, {"max_model_length": 1}, "engine_args.max_model_length", "max_model_len"),
+        (None, {"model": "other"}, "engine_args.model", "`model`"),
         (None, {"max_model_len": "long"}, "engine_args.max_model_len", "integer"),
         (None, {"max_model_len": 10**6}, "engine_args", "max_model_len"),
         (None, {"quantization": "none-such"}, "engine_args", "quantization"),

@@ -12,13 +12,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from pingpong_bus.errors import ConfigError, EngineError
 from pingpong_bus.messages import EngineLimits, Sampling
-from pingpong_worker import vllm_plugin, vllm_settings
+from pingpong_worker import vllm_engine, vllm_plugin, vllm_settings
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import OutputTokens
+from pingpong_worker.main import vllm_parts
+from pingpong_worker.prompt import Prompts
 from pingpong_worker.vllm_guards import (
     Reservations,
     check_length,
@@ -58,8 +61,7 @@ def test_stop_ids_are_the_models_unless_they_are_to_be_ignored() -> None:
 
 def test_reservations_leave_room_for_one_more_request_at_full_length() -> None:
     reservations = Reservations(kv_tokens=1024, max_model_len=250, block_size=32, max_num_seqs=32)
-    assert reservations.most == 3, "4 of 256 tokens fit, one stays free"
-    assert [reservations.take(name) for name in "abcd"] == [True, True, True, False]
+    assert [reservations.take(name) for name in "abcd"] == [True, True, True, False], "4 of 256 fit, one stays free"
     reservations.give_back("x")
     assert not reservations.take("d")
     reservations.give_back("b")
@@ -67,9 +69,25 @@ def test_reservations_leave_room_for_one_more_request_at_full_length() -> None:
     assert not reservations.take("e")
 
 
+def test_reservations_leave_room_for_all_prefix_cache_sessions_that_are_open() -> None:
+    reservations = Reservations(kv_tokens=1024, max_model_len=256, block_size=32, max_num_seqs=32)
+    for name in "pqr":
+        reservations.add_beside(name)
+    assert reservations.take("a"), "3 and 1 of 4"
+    assert not reservations.take("b"), "3 and 2"
+    reservations.give_back("p")
+    assert reservations.take("b"), "2 and 2"
+    for name in "qr":
+        reservations.give_back(name)
+    assert [reservations.take(name) for name in "cd"] == [True, False], "one stays free"
+
+
 def test_reservations_take_at_most_half_of_the_engines_sequences() -> None:
-    assert Reservations(kv_tokens=2**20, max_model_len=64, block_size=32, max_num_seqs=5).most == 2
-    assert Reservations(kv_tokens=64, max_model_len=64, block_size=32, max_num_seqs=5).most == 0
+    roomy = Reservations(kv_tokens=2**20, max_model_len=64, block_size=32, max_num_seqs=5)
+    for at in range(10**5):  # they fill the engine's sequences, not its cache
+        roomy.add_beside(str(at))
+    assert [roomy.take(name) for name in "abc"] == [True, True, False]
+    assert not Reservations(kv_tokens=64, max_model_len=64, block_size=32, max_num_seqs=5).take("a")
 
 
 # ----------------------------------------------------------------------------------------------- sessions, faked engine
@@ -120,12 +138,15 @@ def handle(llm: FakeLlm) -> VllmHandle:
 
 async def test_prompts_are_copies_and_appends_carry_their_mark() -> None:
     llm = FakeLlm([output([9], "length"), output([9], "length"), output([5], "length")])
-    session = PrefixCacheSession(handle(llm), "s", "salt")
+    closed: list[bool] = []
+    session = PrefixCacheSession(handle(llm), "s", "salt", lambda: closed.append(True))
     mine = [1, 2, 3]
     await session.append(mine)
     await session.append([4])
+    assert closed == []
     answer = [item async for item in session.finalize([5], Sampling(max_tokens=1, seed=3, temperature=1.0))]
     assert answer == [OutputTokens([5], "length", None, 0)]
+    assert closed == [True]
     assert mine == [1, 2, 3]
     assert [prompt["ids"] for prompt, _, _ in llm.requests] == [[1, 2, 3, -1], [1, 2, 3, 4, -1], [1, 2, 3, 4, 5, -1]]
     marks = [params.get("extra_args") for _, params, _ in llm.requests]
@@ -157,11 +178,69 @@ async def test_refusals_become_engine_errors() -> None:
 
     llm = Refusing([])
     with pytest.raises(EngineError, match="refused or failed the request: no"):
-        await PrefixCacheSession(handle(llm), "s", None).append([1])
+        await PrefixCacheSession(handle(llm), "s", None, lambda: None).append([1])
     streaming = StreamingInputSession(handle(llm), "s", None, lambda: None)
     with pytest.raises(EngineError, match="refused or failed the request: no"):
         await streaming.append([1])
     await streaming.abort()
+
+
+@pytest.mark.parametrize(("bug", "words"), [(True, "failed the request: oops"), (False, "before its answer")])
+async def test_whoever_waits_for_a_session_learns_of_its_end_however_it_came(bug: bool, words: str) -> None:
+    class Ending(FakeLlm):
+        async def generate(self, prompt: Any, params: Any, request_id: str) -> Any:
+            await anext(prompt)
+            if bug:
+                raise ZeroDivisionError("oops")
+            return
+            yield
+
+    session = StreamingInputSession(handle(Ending([])), "s", None, lambda: None)
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineError, match=words):
+            await session.append([1])
+        with pytest.raises(EngineError, match=words):
+            async for _ in session.finalize([2], Sampling(max_tokens=1)):
+                pass
+
+
+# ------------------------------------------------------------------------------------------------------------- starting
+
+
+class BadLibrary:
+    """A module whose import ends in a native library that does not fit."""
+
+    @property
+    def AsyncEngineArgs(self) -> Any:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+
+@pytest.mark.parametrize(("module", "words"), [(None, "halted"), (BadLibrary(), "operator torchvision::nms")])
+async def test_a_vllm_that_cannot_be_imported_is_a_fault_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: object, words: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(vllm_engine, "installed_version", lambda: (0, 32, 0))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", module)
+    bad = msgspec.structs.replace(config(["cpu:0"]), model=str(tmp_path))
+    with pytest.raises(ConfigError, match=f"vLLM cannot be imported: .*{words}.*pip uninstall torchvision"):
+        await vllm_engine.VllmEngine(bad).start()
+
+
+def test_the_tokenizer_is_the_one_that_raw_arguments_name() -> None:
+    model_config = SimpleNamespace(tokenizer="org/tokenizer", tokenizer_revision="v2", trust_remote_code=True)
+    assert vllm_engine.tokenizer_source(model_config) == vllm_engine.TokenizerSource("org/tokenizer", "v2", True)
+    asked: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Prompts, "load", lambda name, **how: asked.append((name, how)))
+        engine = vllm_engine.VllmEngine(config(["cpu:0"]))
+        parts = vllm_parts(config(["cpu:0"]))
+        assert parts.load_prompts(engine) is None
+        assert not asked, "a model without a tokenizer"
+        patch.setattr(vllm_engine.VllmEngine, "tokenizer", vllm_engine.tokenizer_source(model_config))
+        parts.load_prompts(engine)
+    assert asked == [("org/tokenizer", {"revision": "v2", "trust_remote_code": True})]
 
 
 # ------------------------------------------------------------------------------------------------ settings and versions
@@ -197,6 +276,16 @@ def test_settings_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["max_num_seqs"] == 3, "raw arguments win"
     assert arguments["scheduler_cls"].endswith("AsyncSessionScheduler")
+
+
+def test_raw_arguments_that_contradict_the_configuration_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine_args\.model: .*Set `model`"):
+        engine_arguments(config(["cpu:0"], model="other"), "m", (0, 32, 0))
+    uncached = config(["cpu:0"], enable_prefix_caching=False)
+    with pytest.raises(ConfigError, match=r"engine_args\.enable_prefix_caching"):
+        engine_arguments(uncached, "m", (0, 32, 0))
+    streaming = msgspec.structs.replace(uncached, session="streaming-input")
+    assert engine_arguments(streaming, "m", (0, 32, 0))["enable_prefix_caching"] is False
 
 
 def test_unknown_arguments_are_named() -> None:

@@ -34,11 +34,6 @@ class Session(Protocol):
         """What the session really is; an engine may decline the kind that was asked for."""
         ...
 
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens whose KV has been computed by appends, as far as the engine has acknowledged."""
-        ...
-
     async def append(self, ids: Sequence[int]) -> None:
         """Append-prefill `ids`; returns once the engine has computed them.
 

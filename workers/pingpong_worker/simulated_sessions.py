@@ -32,12 +32,6 @@ class SimulatedSession(ABC):
         self._salt = cache_salt
         self._prompt: list[int] = []
         self._inbox: Inbox = asyncio.Queue()
-        self._computed = 0
-
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens that the child has reported as computed."""
-        return self._computed
 
     @abstractmethod
     async def append(self, ids: Sequence[int]) -> None:
@@ -92,7 +86,6 @@ class PrefixSession(SimulatedSession):
             await self._receive()
         finally:
             await self.abort()
-        self._computed = len(self._prompt)
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """Submit the whole prompt for its answer."""
@@ -125,7 +118,6 @@ class StreamingSession(SimulatedSession):
         """Give the request its next tokens; cancelled, they still count."""
         self._submit(ids, None)
         await self._receive()
-        self._computed = len(self._prompt)
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """Give the request its last tokens and read the answer."""

@@ -30,6 +30,21 @@ _WARM_UP_TOKENS = 256
 _RESET_LIMIT_S = 2.0
 _REASON_CHARS = 300
 """How much of vLLM's own words an error repeats."""
+_START_FAILURES = (OSError, TypeError, ValueError, NotImplementedError, RuntimeError, AssertionError, ImportError)
+"""What vLLM raises when it does not start, or does not like its configuration."""
+_OPTIONAL_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
+"""What fails to be imported beside a torch that it was not built for; text models do without."""
+_IMPORT_HINT = f"If these do not fit the installed torch, remove them: pip uninstall {' '.join(_OPTIONAL_PACKAGES)}."
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerSource:
+    """Where an engine's tokenizer comes from: the model's own, or what raw arguments name."""
+
+    name: str
+    """A folder, or a Hugging Face name."""
+    revision: str | None
+    trust_remote_code: bool
 
 
 class VllmEngine:
@@ -40,11 +55,17 @@ class VllmEngine:
         self._llm: Any = None
         self._handle: VllmHandle | None = None
         self._reservations: Reservations | None = None
+        self._tokenizer: TokenizerSource | None = None
 
     @property
     def limits(self) -> EngineLimits:
         """See `Engine.limits`."""
         return self._running().limits
+
+    @property
+    def tokenizer(self) -> TokenizerSource | None:
+        """Known once `start` has returned; None where the model has none, and takes prompts as ids only."""
+        return self._tokenizer
 
     async def start(self) -> None:
         """See `Engine.start`. Call it from the main thread; it blocks the event loop while the engine loads.
@@ -62,7 +83,9 @@ class VllmEngine:
                 os.environ[name] = value
         self._llm = _load(self._config, engine_arguments(self._config, model, version))
         vllm_config = self._llm.vllm_config
-        end_ids, has_tokenizer = _end_ids(vllm_config.model_config)
+        source = tokenizer_source(vllm_config.model_config)
+        end_ids, has_tokenizer = _end_ids(vllm_config.model_config, source)
+        self._tokenizer = source if has_tokenizer else None
         limits = _limits(vllm_config, model, version, self._config.session, has_tokenizer=has_tokenizer)
         self._handle = _handle(self._llm, limits, end_ids)
         self._reservations = Reservations(
@@ -80,13 +103,14 @@ class VllmEngine:
         self, session_id: str, *, cache_salt: str | None, sampling: Sampling, kind: SessionKind | None = None
     ) -> Session:
         """See `Engine.open`. Streaming input needs greedy sampling and room to reserve the longest request."""
-        handle = self._running()
-        reservations = self._reservations
+        handle, reservations = self._running(), self._reservations
+        assert reservations is not None  # noqa: S101  made together with the handle
         kind = session_kind(kind or self._config.session, sampling)
-        if kind == "streaming-input" and reservations is not None and reservations.take(session_id):
-            close = functools.partial(reservations.give_back, session_id)
+        close = functools.partial(reservations.give_back, session_id)
+        if kind == "streaming-input" and reservations.take(session_id):
             return StreamingInputSession(handle, session_id, cache_salt, close)
-        return PrefixCacheSession(handle, session_id, cache_salt)
+        reservations.add_beside(session_id)
+        return PrefixCacheSession(handle, session_id, cache_salt, close)
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`.
@@ -143,9 +167,12 @@ def _load(config: WorkerConfig, arguments: dict[str, Any]) -> Any:
         ConfigError: an argument, the model or the memory for it is at fault.
         EngineError: the engine failed to start for another reason.
     """
-    # Here, not at the top: vLLM reads its environment as it is imported, and takes seconds.
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
+    try:
+        # Here, not at the top: vLLM reads its environment as it is imported, and takes seconds.
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except (ImportError, OSError, RuntimeError, AssertionError, AttributeError) as error:  # by its native libraries
+        raise ConfigError(f"vLLM cannot be imported: {_shorten(str(error))}", hint=_IMPORT_HINT) from error
 
     check_argument_names(config.engine_args, [field.name for field in dataclasses.fields(AsyncEngineArgs)])
     with tempfile.TemporaryDirectory(prefix="pingpong-start-") as folder:
@@ -153,11 +180,16 @@ def _load(config: WorkerConfig, arguments: dict[str, Any]) -> Any:
         os.environ[FAILURE_FILE] = str(failure)
         try:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        except (OSError, TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        except _START_FAILURES as error:
             reason = failure.read_text("utf-8") if failure.exists() else ""
             raise _start_error(error, reason, config) from error
         finally:
             del os.environ[FAILURE_FILE]
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _REASON_CHARS else f"{text[:_REASON_CHARS]}..."
 
 
 def _start_error(error: Exception, reason: str, config: WorkerConfig) -> PingpongError:
@@ -168,16 +200,16 @@ def _start_error(error: Exception, reason: str, config: WorkerConfig) -> Pingpon
         text = first["msg"].removeprefix("Value error, ")
         if first["loc"] and first["loc"][0] in config.engine_args:
             field = f"engine_args.{first['loc'][0]}"
-    text = " ".join(text.split())
-    if len(text) > _REASON_CHARS:
-        text = f"{text[:_REASON_CHARS]}..."
+    text = _shorten(text)
+    if isinstance(error, ImportError) or any(name in text for name in _OPTIONAL_PACKAGES):
+        return ConfigError(f"vLLM cannot be imported: {text}", hint=_IMPORT_HINT)
     if "memory" in text.lower() or "KV cache" in text:
         return ConfigError(
             f"the model and its KV cache do not fit in memory: {text}",
             field=field,
             hint="Lower max_model_len or the share of memory (VLLM_CPU_KVCACHE_SPACE, gpu_memory_utilization).",
         )
-    if reason or isinstance(error, RuntimeError):
+    if reason or isinstance(error, (RuntimeError, AssertionError)):
         return EngineError(f"vLLM did not start: {text}", hint="The worker's log has the whole story.")
     if isinstance(error, OSError) or "repository" in text.lower():
         return ConfigError(
@@ -226,7 +258,14 @@ def _limits(
     )
 
 
-def _end_ids(model_config: Any) -> tuple[frozenset[int], bool]:
+def tokenizer_source(model_config: Any) -> TokenizerSource:
+    """The tokenizer of a `ModelConfig` of vLLM."""
+    return TokenizerSource(
+        str(model_config.tokenizer), model_config.tokenizer_revision, bool(model_config.trust_remote_code)
+    )
+
+
+def _end_ids(model_config: Any, source: TokenizerSource) -> tuple[frozenset[int], bool]:
     """The model's end-of-sequence ids, from all places that name them, and whether it has a tokenizer."""
     from transformers import AutoTokenizer
 
@@ -238,7 +277,7 @@ def _end_ids(model_config: Any) -> tuple[frozenset[int], bool]:
         found.update([value] if isinstance(value, int) else value or ())
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            model_config.tokenizer, trust_remote_code=model_config.trust_remote_code
+            source.name, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
     except (OSError, ValueError):  # a model for prompts given as ids only
         return frozenset(found), False

@@ -12,7 +12,9 @@ Numbers are issues of vllm-project/vllm.
   fatal. `session_kind`: only greedy decoding goes into a session.
 - Paused sessions hold KV and are never pre-empted: a decode that needs their blocks spins for ever, and two sessions
   deadlock each other. They count against `max_num_seqs`. One that was pre-empted loses its prompt at the next chunk.
-  `Reservations`: a session is granted only where all fit at full length with one more request beside them.
+  `Reservations`: a session is granted only where all fit at full length, and beside them every prefix-cache session
+  that is open, or one. What remains: prefix-cache sessions are never refused, so that several which open after the
+  grant, and grow to nearly the full length all at once, can still make vLLM pre-empt a session.
 - Input closed after the last chunk, with stop tokens: surplus output. `StreamingInputSession` closes with that chunk.
 - Outputs of neighbouring chunks are merged. `StreamingInputSession` counts tokens, not outputs.
 - A seeded prompt that is prefilled in parts kills an engine on a CPU. `vllm_cpu_worker.SeededCPUWorker`.
@@ -68,8 +70,8 @@ def stop_ids(sampling: Sampling, end_ids: Iterable[int]) -> list[int]:
 class Reservations:
     """How much KV cache open streaming-input sessions may pin.
 
-    A session's final length is unknown while it grows, so each one holds the longest. Prefix-cache sessions hold
-    nothing between requests and need no reservation.
+    A session's final length is unknown while it grows, so each one counts as the longest. Prefix-cache sessions are
+    counted too, for one that decodes competes for blocks, but they are never refused: vLLM can pre-empt them.
 
     Args:
         kv_tokens: tokens that the KV cache holds.
@@ -80,17 +82,26 @@ class Reservations:
 
     def __init__(self, *, kv_tokens: int, max_model_len: int, block_size: int, max_num_seqs: int) -> None:
         longest = -(-max_model_len // block_size) * block_size
-        self.most = max(0, min(kv_tokens // longest - 1, max_num_seqs // 2))
-        """Sessions that may be open at once."""
+        self._fitting = kv_tokens // longest
+        """Requests of full length that fit in the cache."""
+        self._max_num_seqs = max_num_seqs
         self._holders: set[str] = set()
+        self._beside: set[str] = set()
 
     def take(self, session_id: str) -> bool:
-        """Reserve for a session; False where there is no room, and then it must not be opened."""
-        if len(self._holders) >= self.most:
+        """Reserve for a streaming-input session; False where there is no room, and then it must not be opened."""
+        sessions = len(self._holders) + 1
+        beside = min(max(1, len(self._beside)), self._max_num_seqs - sessions)  # more cannot run at once
+        if sessions > self._max_num_seqs // 2 or sessions + beside > self._fitting:
             return False
         self._holders.add(session_id)
         return True
 
+    def add_beside(self, session_id: str) -> None:
+        """A prefix-cache session is open from now on."""
+        self._beside.add(session_id)
+
     def give_back(self, session_id: str) -> None:
-        """The session is over; harmless if it holds nothing."""
+        """The session, of either kind, is over; harmless if it is not known."""
         self._holders.discard(session_id)
+        self._beside.discard(session_id)

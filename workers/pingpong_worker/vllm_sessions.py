@@ -14,6 +14,7 @@ inside the engine. vLLM samples one token at the end of every chunk: the acknowl
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -24,8 +25,11 @@ from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.vllm_guards import check_length, check_not_empty, check_vocabulary, stop_ids
 
+_log = logging.getLogger("pingpong_worker")
+
 APPEND_MARK = {"pingpong": {"append": True}}
-"""`SamplingParams.extra_args` of an append, by which a scheduler knows it from a real request for one token."""
+"""`SamplingParams.extra_args` of an append: a mark for schedulers and logs, by which an append can be told from a real
+request for one token. None of ours reads it yet."""
 
 
 @dataclass(frozen=True)
@@ -77,44 +81,49 @@ class VllmHandle:
 
 
 class PrefixCacheSession:
-    """Re-submits the growing prompt."""
+    """Re-submits the growing prompt.
+
+    Args:
+        on_close: called when the session is over, once or more often.
+    """
 
     kind: SessionKind = "prefix-cache"
 
-    def __init__(self, handle: VllmHandle, session_id: str, cache_salt: str | None) -> None:
+    def __init__(
+        self, handle: VllmHandle, session_id: str, cache_salt: str | None, on_close: Callable[[], None]
+    ) -> None:
         self._handle = handle
         self._id = session_id
         self._salt = cache_salt
+        self._on_close = on_close
         self._prompt: list[int] = []
-        self._computed = 0
         self._requests = 0
-
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens covered by the last append that came back."""
-        return self._computed
 
     async def append(self, ids: Sequence[int]) -> None:
         """See `Session.append`."""
         self._handle.check_prompt(ids, len(self._prompt) + len(ids), 1)
         self._prompt.extend(ids)
-        count = len(self._prompt)
         async with aclosing(self._submit(self._handle.append_params())) as outputs:
             async for _ in outputs:
                 pass
-        self._computed = count
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """See `Session.finalize`."""
         self._handle.check_prompt(ids, len(self._prompt) + len(ids), sampling.max_tokens)
         self._prompt.extend(ids)
-        async with aclosing(self._submit(self._handle.answer_params(sampling))) as outputs:
-            async for tokens in answer(outputs):
-                yield tokens
+        try:
+            async with aclosing(self._submit(self._handle.answer_params(sampling))) as outputs:
+                async for tokens in answer(outputs):
+                    yield tokens
+        finally:
+            self._on_close()
 
     async def abort(self) -> None:
         """See `Session.abort`."""
-        await self._handle.llm.abort(self._request_id())
+        try:
+            await self._handle.llm.abort(self._request_id())
+        finally:
+            self._on_close()
 
     def _submit(self, params: Any) -> AsyncGenerator[Any, None]:
         self._requests += 1
@@ -129,7 +138,7 @@ class StreamingInputSession:
     """Feeds one resumable request; greedy sampling only.
 
     Args:
-        on_close: called once when the session holds nothing in the engine any more.
+        on_close: called when the session holds nothing in the engine any more, once or more often.
     """
 
     kind: SessionKind = "streaming-input"
@@ -142,7 +151,6 @@ class StreamingInputSession:
         self._salt = cache_salt
         self._on_close = on_close
         self._sent = 0
-        self._computed = 0
         self._chunks = 0
         self._samples = 0
         """Sampled tokens received; sample n acknowledges chunk n. Outputs may be merged, so tokens are counted."""
@@ -151,19 +159,12 @@ class StreamingInputSession:
         self._output: asyncio.Queue[Any] = asyncio.Queue()
         self._pump: asyncio.Task[None] | None = None
 
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens of the chunks that were acknowledged."""
-        return self._computed
-
     async def append(self, ids: Sequence[int]) -> None:
         """See `Session.append`."""
         self._handle.check_prompt(ids, self._sent + len(ids), 1)
         self._feed(ids, self._handle.append_params(), last=False)
-        count = self._sent
         while self._samples < self._chunks:
             self._samples += len((await self._receive()).outputs[0].token_ids)
-        self._computed = count
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """See `Session.finalize`. `cached_tokens` is what the first chunk found: vLLM does not count again."""
@@ -187,6 +188,7 @@ class StreamingInputSession:
         if self._pump is None:
             # A task of its own: cancelling an append must not cancel the request.
             self._pump = asyncio.create_task(self._run(), name=f"session {self._id}")
+            self._pump.add_done_callback(self._ended)
 
     async def _chunks_to_send(self) -> AsyncGenerator[Any, None]:
         last = False
@@ -196,16 +198,24 @@ class StreamingInputSession:
 
     async def _run(self) -> None:
         params = self._handle.append_params()
-        try:
-            async with aclosing(self._handle.generate(self._chunks_to_send(), params, self._id)) as outputs:
-                async for output in outputs:
-                    self._output.put_nowait(output)
-        except EngineError as error:
-            self._output.put_nowait(error)
+        async with aclosing(self._handle.generate(self._chunks_to_send(), params, self._id)) as outputs:
+            async for output in outputs:
+                self._output.put_nowait(output)
+
+    def _ended(self, pump: asyncio.Task[None]) -> None:
+        """Tell whoever still waits for outputs that none will come, however the request ended."""
+        error: BaseException | None = EngineError("the session was aborted.") if pump.cancelled() else pump.exception()
+        if error is None:
+            error = EngineError("vLLM ended the session before its answer.")
+        elif not isinstance(error, EngineError):
+            _log.error("session %s failed", self._id, exc_info=error)
+            error = engine_error(error)
+        self._output.put_nowait(error)
 
     async def _receive(self) -> Any:
         output = await self._output.get()
         if isinstance(output, EngineError):
+            self._output.put_nowait(output)  # nothing follows it: for whoever asks again
             raise output
         if self._cached is None:
             self._cached = output.num_cached_tokens
@@ -230,7 +240,6 @@ class StreamingInputSession:
         if self._pump is not None and not self._pump.done():
             self._pump.cancel()
             await asyncio.wait([self._pump])
-        self._output.put_nowait(EngineError("the session was aborted."))  # for whoever still waits
         self._on_close()
 
 
@@ -255,7 +264,7 @@ async def answer(outputs: AsyncIterator[Any]) -> AsyncGenerator[OutputTokens, No
             first = False
 
 
-def engine_error(error: Exception) -> EngineError:
+def engine_error(error: BaseException) -> EngineError:
     """What to tell of an exception that vLLM raised for a request."""
     if type(error).__name__ == "EngineDeadError":
         return EngineError("the engine has died.", hint="The worker's log has the reason.")

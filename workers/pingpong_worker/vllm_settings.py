@@ -45,7 +45,20 @@ def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict
 
 
 def engine_arguments(config: WorkerConfig, model: str, version: Version) -> dict[str, Any]:
-    """Arguments of `AsyncEngineArgs`: ours, with the user's raw ones over them."""
+    """Arguments of `AsyncEngineArgs`: ours, with the user's raw ones over them.
+
+    Raises:
+        ConfigError: a raw argument contradicts the configuration.
+    """
+    given = config.engine_args
+    if "model" in given:
+        raise ConfigError("the model is no raw argument.", field="engine_args.model", hint="Set `model` instead.")
+    if config.session == "prefix-cache" and not given.get("enable_prefix_caching", True):
+        raise ConfigError(
+            "sessions of kind prefix-cache keep what they have computed in the prefix cache.",
+            field="engine_args.enable_prefix_caching",
+            hint='Leave it out, or set `session` to "streaming-input".',
+        )
     cpu = on_cpu(config.devices)
     ours: dict[str, Any] = {
         "model": model,
@@ -62,7 +75,7 @@ def engine_arguments(config: WorkerConfig, model: str, version: Version) -> dict
         ours["tensor_parallel_size"] = len(config.devices)
     if (scheduler := scheduler_class(version, asynchronous=not cpu)) is not None:
         ours["scheduler_cls"] = scheduler
-    return ours | config.engine_args
+    return ours | given
 
 
 def check_argument_names(given: Mapping[str, Any], known: Sequence[str]) -> None:
