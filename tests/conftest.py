@@ -1,7 +1,8 @@
-"""For all tests: properties are judged by values, not by time; and the whole session leaves nothing in shared memory."""
+"""For all tests: properties are judged by values, not by time, and the session leaves nothing in shared memory."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from daemon_process import orphaned_segments
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # here, before anything imports the hub's library: it reads this once
 
 settings.register_profile("pingpong", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pingpong")

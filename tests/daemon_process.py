@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -46,14 +47,22 @@ StartDaemon = Callable[..., Awaitable["DaemonProcess"]]
 
 
 def orphaned_segments() -> set[str]:
-    """Names in /dev/shm that no process maps."""
+    """Names in /dev/shm, of this user's, that no process maps."""
     mapped = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             mapped += "".join(line for line in maps.read_text().splitlines(keepends=True) if "/dev/shm/" in line)
         except OSError:  # it has ended, or is not ours
             continue
-    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name not in mapped}
+    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name not in mapped and _is_ours(entry)}
+
+
+def _is_ours(entry: Path) -> bool:
+    """Whether it belongs to this user: what others hold cannot be seen."""
+    try:
+        return entry.lstat().st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = HANG_SECONDS) -> None:

@@ -27,7 +27,7 @@ async def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
     Tests that use it must run in the session's event loop: ``pytest.mark.asyncio(loop_scope="session")``.
     """
     temporary = str(tmp_path_factory.mktemp("vllm"))
-    with mock.patch.dict(os.environ, {"TMPDIR": temporary, "HF_HUB_OFFLINE": "1"}):  # and without what the engine sets
+    with mock.patch.dict(os.environ, {"TMPDIR": temporary}):  # and without what the engine sets
         engine = VllmEngine(
             WorkerConfig(
                 name="test",
