@@ -57,6 +57,12 @@ def test_a_user_cannot_end_a_message() -> None:
     assert ids.count(EOS) == 1
 
 
+def test_a_raw_prompt_that_comes_out_empty_is_refused() -> None:
+    chain = Chain(name="c", agents=[Agent(name="a", raw_prompt="{{input.x}}")], inputs={"x": ""})
+    with pytest.raises(ChainError, match=r"agents\[0\]\.raw_prompt: the prompt has no tokens"):
+        PROMPTS.prepare(chain, {"x": ""}, 4096)
+
+
 def test_ids_beyond_the_vocabulary_are_named() -> None:
     chain = Chain(name="c", agents=[Agent(name="a", prompt_ids=[1, 4096])])
     with pytest.raises(ChainError, match=r"agents\[0\]\.prompt_ids\[1\]: 4096 is no token"):

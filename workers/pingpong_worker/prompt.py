@@ -183,8 +183,7 @@ class Prompts:
             layout = self._lay_out(chain, index, inputs, field)
             segments = self._segments(layout.parts)
             note = layout.obstacle if any(isinstance(segment, OutputOf) for segment in segments) else ""
-        if not segments:
-            raise ChainError("the prompt has no tokens.", field=field, hint="Write what the agent shall do.")
+        check_segments(segments, field)
         return PreparedAgent(segments=segments, joined=bool(note), note=note)
 
     def _lay_out(self, chain: Chain, index: int, inputs: dict[str, str], field: str) -> Layout:
@@ -281,6 +280,12 @@ def check_ids(chain: Chain, index: int, limits_vocabulary: int) -> None:
                 field=f"agents[{index}].prompt_ids[{at}]",
                 hint="Tokenize with the model's own tokenizer.",
             )
+
+
+def check_segments(segments: Sequence[Segment], field: str) -> None:
+    """Raise ChainError, naming `field`, for a prompt of nothing at all."""
+    if not segments:
+        raise ChainError("the prompt has no tokens.", field=field, hint="Write what the agent shall do.")
 
 
 def _chat_template(tokenizer: Any, control_tokens: Iterable[str]) -> ChatTemplate | None:

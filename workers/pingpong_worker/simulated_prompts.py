@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pingpong_bus.chain import Chain, IdsPart, OutputPart, Part, RenderedMessage, TextPart, raw_parts, rendered_messages
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, PreparedAgent, Segment
-from pingpong_worker.prompt import check_ids
+from pingpong_worker.prompt import check_ids, check_segments
 from pingpong_worker.simulated_scheduler import EOS
 
 BEGIN = 256
@@ -73,14 +73,17 @@ class SimulatedPrompts:
         if agent.raw_prompt is None and agent.prompt_ids is None:
             return PreparedAgent(segments=self._chat(rendered_messages(chain, index, inputs)))
         check_ids(chain, index, vocabulary)
-        return PreparedAgent(segments=self._raw(raw_parts(chain, index, inputs)))
+        segments = self._raw(raw_parts(chain, index, inputs))
+        check_segments(segments, f"agents[{index}].{'prompt_ids' if agent.raw_prompt is None else 'raw_prompt'}")
+        return PreparedAgent(segments=segments)
 
     def _raw(self, parts: Sequence[Part]) -> list[Segment]:
         segments: list[Segment] = []
         for part in parts:
             match part:
                 case TextPart(text):
-                    segments.append(Literals(ids=self.encode_text(text)))
+                    if text:
+                        segments.append(Literals(ids=self.encode_text(text)))
                 case OutputPart(agent):
                     segments.append(OutputOf(agent=agent))
                 case IdsPart(ids):
