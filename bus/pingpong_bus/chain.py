@@ -22,6 +22,7 @@ from pingpong_bus.references import (
     Part,
     RenderedMessage,
     TextPart,
+    expanded_length,
     has_stray_braces,
     merge_text,
     raw_parts,
@@ -57,6 +58,8 @@ __all__ = [
 
 MAX_CHAIN_BYTES = 16 * 1024 * 1024
 """A chain file larger than this is refused unread."""
+MAX_PROMPT_CHARACTERS = 4 * 1024 * 1024
+"""Of an agent's text with its inputs filled in: far more than any engine reads, and soon tokenized."""
 
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}(?!\n)$"
 """Without the look-ahead, Python's ``$`` would let a line break at the end pass."""
@@ -176,7 +179,7 @@ def resolve_inputs(chain: Chain, given: Mapping[str, str]) -> dict[str, str]:
     """Merge the values given with a submission into the chain's defaults.
 
     Raises:
-        ChainError: an unknown input, or one without a value.
+        ChainError: an unknown input, one without a value, or too much text with all filled in.
     """
     for name in given:
         if name not in chain.inputs:
@@ -190,6 +193,16 @@ def resolve_inputs(chain: Chain, given: Mapping[str, str]) -> dict[str, str]:
                 f'the input "{name}" has no value.', field=f"inputs.{name}", hint=f"Give it: --input {name}=VALUE."
             )
         merged[name] = value
+    for index, agent in enumerate(chain.agents):
+        sizes = {name: len(value) for name, value in merged.items()}
+        size = sum(expanded_length(text, sizes) for _, text in texts_of(agent))
+        if size > MAX_PROMPT_CHARACTERS:
+            raise ChainError(
+                f'with its inputs filled in, the prompt of agent "{agent.name}" has {size} characters, the limit is '
+                f"{MAX_PROMPT_CHARACTERS}.",
+                field=f"agents[{index}]",
+                hint="Shorten the inputs, or refer to them less often.",
+            )
     return merged
 
 

@@ -122,7 +122,7 @@ class JoinedPrompt(_Value, frozen=True):
 class ChunkSettings(_Value, frozen=True):
     """What the chunk policy may do; see `chunk_policy.py`."""
 
-    append_tokens: int = 32
+    append_tokens: Annotated[int, msgspec.Meta(ge=1)] = 32
     """An append waits for at least this many tokens (coalescing); the first takes what there is."""
 
 
@@ -369,7 +369,7 @@ class SubmitOptions(_Value, frozen=True):
     isolate: bool = False
     """Give every hop a cache salt of its own, so that it finds nothing in any prefix cache."""
     session: SessionKind | None = None
-    append_tokens: int | None = None
+    append_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     group: str | None = None
     """Run the chain in series on this device group."""
 

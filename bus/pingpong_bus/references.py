@@ -71,6 +71,21 @@ def texts_of(agent: Agent) -> Iterator[tuple[str, str]]:
             yield f"prompt_ids[{at}]", item
 
 
+def expanded_length(text: str, inputs: Mapping[str, int]) -> int:
+    """Characters of a template string with its inputs filled in.
+
+    Args:
+        text: the string.
+        inputs: the length of each input's value, by name.
+    """
+    length = len(text)
+    for match in _REFERENCE.finditer(text):
+        reference = match.group(1)
+        if reference is not None and reference.startswith(INPUT_PREFIX):
+            length += inputs[reference.removeprefix(INPUT_PREFIX)] - len(match.group(0))
+    return length
+
+
 def references_in(text: str) -> Iterator[str]:
     """What stands between the braces of each reference."""
     for match in _REFERENCE.finditer(text):

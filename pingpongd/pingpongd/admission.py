@@ -1,4 +1,4 @@
-"""Whether a chain can run at all, and which waiting chains may start now. Pure."""
+"""Whether a chain can run at all, and whether it may wait. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def check_fits(chain: Chain, prepared: Sequence[PreparedAgent], limits: Sequence
             hint="Split the chain, or raise `slots` in the configuration.",
         )
     longest = min(min(limit.max_model_len, limit.kv_tokens) for limit in limits)
-    vocabulary = min(limit.vocabulary_size for limit in limits)
     for index, (agent, prompt) in enumerate(zip(chain.agents, prepared, strict=True)):
         if agent.max_tokens > room.slot_tokens:
             raise ChainError(
@@ -56,18 +55,6 @@ def check_fits(chain: Chain, prepared: Sequence[PreparedAgent], limits: Sequence
                 field=f"agents[{index}].max_tokens",
                 hint="Shorten the prompt or the outputs it reads, or lower max_tokens.",
             )
-        if literal + upstream == 0:
-            raise ChainError(
-                "the prompt has no tokens.", field=f"agents[{index}].prompt", hint="Write what the agent shall do."
-            )
-        for segment in prompt.segments:
-            if isinstance(segment, Literals) and any(token >= vocabulary for token in segment.ids):
-                found = next(token for token in segment.ids if token >= vocabulary)
-                raise ChainError(
-                    f"token id {found} is outside the model's vocabulary of {vocabulary}.",
-                    field=f"agents[{index}].prompt_ids",
-                    hint="Tokenize with the model that the daemon serves.",
-                )
 
 
 def prompt_bounds(chain: Chain, prompt: PreparedAgent) -> tuple[int, int]:
@@ -89,20 +76,3 @@ def check_queue(queued: int, room: Room) -> None:
     """
     if queued >= room.max_queued:
         raise Overloaded(f"{queued} chains are waiting already.", hint="Submit again later, or raise `max_queued`.")
-
-
-def startable(needs: Sequence[int], free_slots: int) -> int:
-    """How many of the waiting chains, first come first served, get their slots now.
-
-    Args:
-        needs: slots that each waiting chain needs, the longest-waiting first. A chain gets all its slots at once, so
-            no two chains can wait for each other; none overtakes, so none starves.
-        free_slots: slots at hand.
-    """
-    started = 0
-    for need in needs:
-        if need > free_slots:
-            break
-        free_slots -= need
-        started += 1
-    return started

@@ -91,6 +91,13 @@ class ChainRecord:
         """The chain's state as users see it."""
         return _CHAIN_STATES[self.state.stage]
 
+    @property
+    def e2e_ms(self) -> float | None:
+        """Submission to last token; None unless the chain has finished."""
+        if self.state.stage is not Stage.FINISHED:
+            return None
+        return self.since_submission_ms(max(agent.last_token_ns for agent in self.agents))
+
     def since_submission_ms(self, at_ns: int) -> float:
         """Milliseconds from the chain's submission to `at_ns`."""
         return round((at_ns - self.submitted_ns) / 1e6, 3)
@@ -101,19 +108,24 @@ class ChainRecord:
 
     def ttft_ms(self, index: int) -> float | None:
         """First token minus the later of submission and the last upstream token; None until both are known."""
-        agent = self.agents[index]
-        known = all(self.agents[at].last_token_ns for at in self.state.upstreams[index])
-        return round((agent.first_token_ns - self.ready_ns(index)) / 1e6, 3) if agent.first_token_ns and known else None
+        return self._since_ready_ms(index, self.agents[index].first_token_ns)
 
     def total_ms(self, index: int) -> float | None:
-        """Last token minus the later of submission and the last upstream token."""
-        agent = self.agents[index]
-        return round((agent.last_token_ns - self.ready_ns(index)) / 1e6, 3) if agent.last_token_ns else None
+        """Last token minus the same; None until both are known."""
+        return self._since_ready_ms(index, self.agents[index].last_token_ns)
+
+    def _since_ready_ms(self, index: int, at_ns: int) -> float | None:
+        # A downstream's report can come before its upstream's last: they are from different workers.
+        known = at_ns and all(self.agents[at].last_token_ns for at in self.state.upstreams[index])
+        return round((at_ns - self.ready_ns(index)) / 1e6, 3) if known else None
 
     def prompt_ids(self, index: int) -> list[int] | None:
-        """The prompt's ids, put together from its segments and the outputs; None where they are not known (joined)."""
+        """The prompt's ids, put together from its segments and the outputs.
+
+        None where they are not known: a joined prompt, or one that an upstream is still writing.
+        """
         prompt = self.prepared[index]
-        if prompt.joined:
+        if prompt.joined or any(self.agents[at].finish_reason is None for at in self.state.upstreams[index]):
             return None
         ids: list[int] = []
         for segment in prompt.segments:
@@ -122,14 +134,12 @@ class ChainRecord:
 
     def result(self, *, prompt_ids: bool = False) -> ChainResult:
         """Everything a user may know of the chain now."""
-        last = max(agent.last_token_ns for agent in self.agents)
-        finished = self.state.stage is Stage.FINISHED
         return ChainResult(
             id=self.id,
             name=self.chain.name,
             state=self.state_name,
             placement=self.plan.placement if self.plan else None,
-            e2e_ms=self.since_submission_ms(last) if finished else None,
+            e2e_ms=self.e2e_ms,
             agents=[self._agent_result(index, prompt_ids=prompt_ids) for index in range(len(self.agents))],
             error=self.state.error,
             why=self.plan.why if self.plan else "",
@@ -137,16 +147,15 @@ class ChainRecord:
 
     def summary(self, now_ns: int) -> ChainSummary:
         """A line of `pingpong-client list`."""
-        result = self.result()
         return ChainSummary(
             id=self.id,
             name=self.chain.name,
             state=self.state_name,
-            placement=result.placement,
+            placement=self.plan.placement if self.plan else None,
             agents=len(self.agents),
-            finished_agents=sum(agent.state == "finished" for agent in result.agents),
+            finished_agents=sum(_AGENT_STATES[phase] == "finished" for phase in self.state.phases),
             age_s=round((now_ns - self.submitted_ns) / 1e9, 1),
-            e2e_ms=result.e2e_ms,
+            e2e_ms=self.e2e_ms,
         )
 
     def _agent_result(self, index: int, *, prompt_ids: bool) -> AgentResult:

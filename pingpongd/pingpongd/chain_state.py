@@ -10,7 +10,7 @@ An agent's phases::
 A chain's::
 
     queued ──Admitted──► running ──all done──► finished
-      │                     │ HopEnded failed ──► failing ──no live hop──► failed
+      │                     │ HopEnded failed ──► failing ──no live hop──► failed ◄──Unplaceable── queued
       └──Cancelled──► cancelled ◄──no live hop── cancelling ◄──Cancelled──┘
 
 A chain's end waits until no hop is live: only then may its token logs be freed. Which agents are dispatched when is
@@ -95,7 +95,13 @@ class CancelAsked(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-Event = Admitted | Opened | FirstToken | Ended | Checked | CancelAsked
+class Unplaceable(msgspec.Struct, frozen=True):
+    """A waiting chain's turn has come, and the groups that it needs are gone."""
+
+    why: str
+
+
+Event = Admitted | Opened | FirstToken | Ended | Checked | CancelAsked | Unplaceable
 
 
 # Commands
@@ -256,12 +262,24 @@ def _progress(state: ChainState, event: Event) -> Outcome:
     return _dispatch_ready(state)
 
 
-def _winding_down(final: Stage) -> Callable[[ChainState, Event], Outcome]:
-    def handler(state: ChainState, event: Event) -> Outcome:
-        assert isinstance(event, Opened | FirstToken | Ended | Checked)  # noqa: S101
-        return _end_if_idle(_step(state, event), final)
+def _failing(state: ChainState, event: Event) -> Outcome:
+    assert isinstance(event, Opened | FirstToken | Ended | Checked)  # noqa: S101
+    if isinstance(event, Ended) and event.state == "failed" and event.error:
+        # An upstream's failure is the cause of its readers', and theirs may be heard of first.
+        failed = [at for at, phase in enumerate(state.phases) if phase is Phase.FAILED]
+        if event.agent < min(failed, default=len(state.phases)):
+            state = msgspec.structs.replace(state, error=event.error)
+    return _end_if_idle(_step(state, event), Stage.FAILED)
 
-    return handler
+
+def _cancelling(state: ChainState, event: Event) -> Outcome:
+    assert isinstance(event, Opened | FirstToken | Ended | Checked)  # noqa: S101
+    return _end_if_idle(_step(state, event), Stage.CANCELLED)
+
+
+def _fail_queued(state: ChainState, event: Event) -> Outcome:
+    assert isinstance(event, Unplaceable)  # noqa: S101
+    return _wind_down(state, Stage.FAILING, Stage.FAILED, event.why)
 
 
 def _cancel(state: ChainState, event: Event) -> Outcome:
@@ -286,6 +304,7 @@ _AGENT_TABLE: dict[tuple[type[Event], str | None], tuple[frozenset[Phase], Phase
 _TABLE: dict[tuple[Stage, type[Event]], Callable[[ChainState, Event], Outcome]] = {
     (Stage.QUEUED, Admitted): _admitted,
     (Stage.QUEUED, CancelAsked): _cancel,
+    (Stage.QUEUED, Unplaceable): _fail_queued,
     (Stage.RUNNING, Opened): _progress,
     (Stage.RUNNING, FirstToken): _progress,
     (Stage.RUNNING, Ended): _progress,
@@ -293,8 +312,8 @@ _TABLE: dict[tuple[Stage, type[Event]], Callable[[ChainState, Event], Outcome]] 
     (Stage.RUNNING, CancelAsked): _cancel,
     (Stage.FAILING, CancelAsked): _ignored,
     (Stage.CANCELLING, CancelAsked): _ignored,
-    **{(Stage.FAILING, event): _winding_down(Stage.FAILED) for event in (Opened, FirstToken, Ended, Checked)},
-    **{(Stage.CANCELLING, event): _winding_down(Stage.CANCELLED) for event in (Opened, FirstToken, Ended, Checked)},
+    **{(Stage.FAILING, event): _failing for event in (Opened, FirstToken, Ended, Checked)},
+    **{(Stage.CANCELLING, event): _cancelling for event in (Opened, FirstToken, Ended, Checked)},
     # What was under way when the chain ended.
     **{(stage, event): _ignored for stage in ENDED for event in (Checked, CancelAsked)},
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -37,12 +37,14 @@ from pingpong_bus.messages import (
     Submit,
     WorkerMessage,
 )
+from pingpong_bus.messages import ChainState as ChainStateName
 from pingpong_bus.slab import Slab
 from pingpong_bus.token_log import TokenLogReader
-from pingpongd.admission import Room, check_fits, check_queue, prompt_bounds, startable
+from pingpongd.admission import Room, check_fits, check_queue, prompt_bounds
 from pingpongd.chain_record import AgentRecord, ChainRecord
 from pingpongd.chain_state import (
     ENDED,
+    LIVE,
     Abort,
     Admitted,
     CancelAsked,
@@ -53,8 +55,11 @@ from pingpongd.chain_state import (
     Event,
     Finish,
     FirstToken,
+    IllegalTransition,
     Opened,
+    Phase,
     Stage,
+    Unplaceable,
     new_chain,
     transition,
 )
@@ -86,6 +91,8 @@ class Chains:
         self.idle.set()
         self._records: OrderedDict[str, ChainRecord] = OrderedDict()
         self._queue: deque[ChainRecord] = deque()
+        self._ended: deque[str] = deque()
+        """Ids of the ended chains that are kept, in the order of their end."""
         self._hops: dict[str, tuple[ChainRecord, int]] = {}
         self._count = 0
 
@@ -105,17 +112,17 @@ class Chains:
         room = Room(self._slab.slots, self._slab.capacity, self._config.max_queued)
         check_queue(len(self._queue), room)
         prepared = await fleet.prepare(request.chain, inputs)
+        self._require_serving()  # tokenizing took a moment: once more
+        check_queue(len(self._queue), room)
         limits = [worker.limits for worker in fleet.ready if worker.limits is not None]
-        if not limits:
-            raise Overloaded("no worker serves any more.", hint="See `pingpong-client status`.")
         check_fits(request.chain, prepared, limits, room)
-        self._check_sessions(request, limits[0].sessions)
+        self._check_options(request, limits[0].sessions)
         reads = tuple(tuple(upstreams(request.chain, index)) for index in range(len(request.chain.agents)))
         shape = chain_shape(reads, prepared)
         # Placement is asked once now, so that what cannot be placed is refused, and again when the chain starts.
         place(shape, request.options.mode, fleet.views(), self._count, request.options.group)
         record = ChainRecord(
-            id=secrets.token_hex(4),
+            id=self._new_id(),
             number=self._count,
             chain=request.chain,
             inputs=inputs,
@@ -135,8 +142,9 @@ class Chains:
 
     def start_waiting(self) -> None:
         """Start the waiting chains for which there are token logs."""
-        count = startable([len(record.agents) for record in self._queue], self._slab.free_slots)
-        for _ in range(count):
+        # First come, first served: none overtakes, so none starves; each gets all its logs at once, so no two chains
+        # can wait for each other. Asked anew each time: a chain that cannot start ends, and lets others start.
+        while self._queue and len(self._queue[0].agents) <= self._slab.free_slots:
             self._start(self._queue.popleft())
 
     def find(self, chain: str) -> ChainRecord:
@@ -161,6 +169,10 @@ class Chains:
         """A line for every chain, the latest last."""
         now = time.monotonic_ns()
         return [record.summary(now) for record in self._records.values()]
+
+    def counts(self) -> dict[ChainStateName, int]:
+        """How many chains there are in each state."""
+        return dict(Counter(record.state_name for record in self._records.values()))
 
     def live(self) -> list[ChainRecord]:
         """The chains that have not ended."""
@@ -214,23 +226,21 @@ class Chains:
                 agent.prompt_token_match = match
                 del self._hops[hop]
                 self._apply(record, Checked(index))
-            case _:
-                _log.warning("worker_message_unexpected", worker=worker.name, message=type(message).__name__)
 
     def worker_lost(self, worker: Worker, why: str) -> None:
         """A worker that served is gone; its hops have failed."""
         worker.hops.clear()
         for hop, (record, index) in list(self._hops.items()):
-            if record.agents[index].worker != worker.name:
-                continue
-            del self._hops[hop]
-            if record.agents[index].finish_reason is not None:
+            if record.agents[index].worker != worker.name or self._hops.pop(hop, None) is None:
+                continue  # another's; or its chain has ended in this very loop
+            if record.state.phases[index] is Phase.WRITTEN:
                 self._apply(record, Checked(index))  # written whole; only the check of its prompt is lost
-            else:
+            elif record.state.phases[index] in LIVE:
                 self._apply(record, Ended(index, "failed", _blame(record, index, why)))
-        self.start_waiting()
 
     def _hop_ended(self, worker: Worker, record: ChainRecord, index: int, message: HopEnded) -> None:
+        if record.state.phases[index] not in LIVE:
+            return  # it answers an AbortHop that crossed the hop's own end
         agent = record.agents[index]
         worker.hops.discard(message.hop)
         assert agent.stream is not None  # noqa: S101 - set when the hop was started
@@ -266,7 +276,7 @@ class Chains:
         error = _blame(record, index, message.message) if message.message else ""
         self._apply(record, Ended(index, message.state, error))
         if message.state == "finished" and record.chain.agents[index].prompt_ids is not None:
-            del self._hops[message.hop]
+            self._hops.pop(message.hop, None)  # gone already where the chain has ended with this hop
             self._apply(record, Checked(index))  # a prompt given as ids has no text to check
 
     def _take_output(self, record: ChainRecord, index: int, upto: int, text: str) -> None:
@@ -296,7 +306,7 @@ class Chains:
                 record.shape, record.options.mode, self._fleet.views(), record.number, record.options.group
             )
         except PingpongError as error:  # the groups have changed since it was accepted
-            self._apply(record, CancelAsked(str(error)))
+            self._apply(record, Unplaceable(str(error)))
             return
         for agent, group in zip(record.agents, record.plan.groups, strict=True):
             agent.stream = self._slab.allocate()
@@ -309,7 +319,11 @@ class Chains:
         """Apply an event and carry out what follows from it; a command that fails becomes the next event."""
         events: deque[Event] = deque([event])
         while events:
-            record.state, commands = transition(record.state, events.popleft())
+            try:
+                record.state, commands = transition(record.state, events.popleft())
+            except IllegalTransition as error:  # a fault of ours costs this chain, and no other
+                _log.error("illegal_transition", chain=record.id, error=str(error))
+                record.state, commands = transition(record.state, CancelAsked(f"a fault in the daemon: {error.event}"))
             for command in commands:
                 if (failure := self._carry_out(record, command)) is not None:
                     events.append(failure)
@@ -329,11 +343,11 @@ class Chains:
         agent = record.agents[index]
         worker = fleet.workers[agent.worker]
         agent.hop = f"{record.id}/{index}/0"
-        self._hops[agent.hop] = (record, index)
         try:
             fleet.send(worker, StartHop(spec=self._hop_spec(record, index)))
         except EngineError as error:
-            return Ended(index, "failed", str(error))
+            return Ended(index, "failed", _blame(record, index, str(error)))
+        self._hops[agent.hop] = (record, index)
         worker.hops.add(agent.hop)
         return None
 
@@ -352,15 +366,14 @@ class Chains:
             if agent.stream is not None:
                 self._slab.free(agent.stream)
                 agent.stream = None
-        result = record.result()
-        _log.info("chain_ended", chain=record.id, state=stage.value, e2e_ms=result.e2e_ms, error=error)
-        self._event(record, "ended", None, record.ended_ns, state=result.state, error=error)
-        ended = [found for found in self._records.values() if found.state.stage in ENDED]
-        for old in ended[: max(0, len(ended) - self._config.keep_finished)]:
-            del self._records[old.id]
-        self.start_waiting()
-        if not self.live():
+        _log.info("chain_ended", chain=record.id, state=stage.value, e2e_ms=record.e2e_ms, error=error)
+        self._event(record, "ended", None, record.ended_ns, state=record.state_name, error=error)
+        self._ended.append(record.id)
+        if len(self._ended) > self._config.keep_finished:
+            del self._records[self._ended.popleft()]
+        if len(self._ended) == len(self._records):
             self.idle.set()
+        self.start_waiting()
 
     def _hop_spec(self, record: ChainRecord, index: int) -> HopSpec:
         agent, prompt = record.chain.agents[index], record.prepared[index]
@@ -429,8 +442,17 @@ class Chains:
         if self.fleet is None or not self.fleet.ready:
             raise Overloaded("no engine serves yet.", hint="Watch `pingpong-client status` until one does.")
 
-    def _check_sessions(self, request: Submit, offered: tuple[str, ...]) -> None:
+    def _new_id(self) -> str:
+        while (number := secrets.token_hex(4)) in self._records:
+            pass
+        return number
+
+    def _check_options(self, request: Submit, offered: tuple[str, ...]) -> None:
         wanted = request.options.session
+        if request.options.group is not None and request.options.mode == "ping-pong":
+            raise UsageError(
+                "a chain on one named group cannot alternate.", field="mode", hint="Leave out the mode or the group."
+            )
         if wanted is not None and wanted not in offered:
             raise UsageError(
                 f'the engine offers no session of kind "{wanted}".',

@@ -34,6 +34,7 @@ from pingpongd.chains import Chains
 from pingpongd.sending import bind_router, send_now
 
 _log = structlog.get_logger()
+_SEE_LOG = "Its log has the event request_failed."
 _QUEUED_FRAMES = 10_000  # per client; one that does not read loses its events, and hurts nobody else
 
 
@@ -92,6 +93,11 @@ class Control:
         except PingpongError as error:
             _log.info("request_refused", request=type(request).__name__, code=error.code, error=str(error))
             reply = _error_reply(request.request, error)
+        except Exception:  # noqa: BLE001 - logged with its trace
+            # A fault of ours: the client is told, and the daemon's log has the trace.
+            _log.exception("request_failed", request=type(request).__name__)
+            self._send(client, _error_reply(request.request, PingpongError("a fault in the daemon.", hint=_SEE_LOG)))
+            return
         if reply is not None:
             self._send(client, reply)
 

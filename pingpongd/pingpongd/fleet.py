@@ -15,7 +15,6 @@ from pingpong_bus import codec
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import ConfigError, EngineError, MessageError, PingpongError, error_from_code
 from pingpong_bus.messages import (
-    PROTOCOL_VERSION,
     EngineLimits,
     Heartbeat,
     Hello,
@@ -45,6 +44,7 @@ from pingpongd.sending import bind_router, send_now
 _log = structlog.get_logger()
 _STOP_SECONDS = 20.0  # vLLM's own shutdown takes 3.5 s
 _REQUEST_SECONDS = 120.0
+_LAST_MESSAGE_TRIES = 20
 
 
 class FleetListener(Protocol):
@@ -117,6 +117,8 @@ class Fleet:
         self._requests = itertools.count(1)
         self._waiting: dict[int, tuple[Worker, asyncio.Future[WorkerMessage]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with what ends the daemon: the last engine has died, or a task of ours has failed."""
 
     @property
     def ready(self) -> list[Worker]:
@@ -134,15 +136,12 @@ class Fleet:
             ConfigError: one of them can never start like this.
             EngineError: one of them failed.
         """
-        self._tasks.append(asyncio.create_task(self._receive(), name="fleet-receive"))
+        self._watch_task(asyncio.create_task(self._receive(), name="fleet-receive"))
         for worker in self.workers.values():
-            worker.process = await WorkerProcess.spawn(
-                self._worker_config(worker),
-                self._environment(),
-                partial(self._printed, worker),
-            )
+            worker.process = WorkerProcess.spawn(self._worker_config(worker), self._environment())
+            worker.process.on_line = partial(self._printed, worker)
             _log.info("worker_started", worker=worker.name, pid=worker.process.pid, devices=worker.group.devices)
-            self._tasks.append(asyncio.create_task(self._watch(worker), name=f"watch-{worker.name}"))
+            self._watch_task(asyncio.create_task(self._watch(worker), name=f"watch-{worker.name}"))
         try:
             async with asyncio.timeout(self._config.start_seconds):
                 # The first failure is enough to give up: the others would load for minutes in vain.
@@ -173,10 +172,13 @@ class Fleet:
                 self._send_or_drop(worker, Stop())
             if worker.process is not None:
                 ends.append(worker.process.end(_STOP_SECONDS if serving else 0))
-        await asyncio.gather(*ends)
+        for outcome in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                _log.error("worker_not_ended", error=repr(outcome))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.broken.cancel()
         self._socket.close()
 
     def send(self, worker: Worker, message: SupervisorMessage) -> None:
@@ -242,19 +244,21 @@ class Fleet:
                 self._handle(worker, codec.decode_worker_message(frames[0]))
             except MessageError as error:
                 _log.warning("worker_message_dropped", error=str(error))
+                if worker is not None and worker.state == "starting" and worker.process is not None:
+                    # Its first words are not understood: a worker of another version would be waited for in vain.
+                    worker.failure = WorkerFailed(
+                        code="ConfigError",
+                        message=error.message,
+                        hint="Install pingpongd anew, in one version.",
+                        permanent=True,
+                    )
+                    worker.process.kill()
 
     def _handle(self, worker: Worker, message: WorkerMessage) -> None:
         match message:
-            case Hello(version=version):
-                if version != PROTOCOL_VERSION:
-                    failed = WorkerFailed(
-                        code="ConfigError",
-                        message=f"the worker speaks protocol {version} and the daemon {PROTOCOL_VERSION}.",
-                        hint="Install one version of pingpongd.",
-                        permanent=True,
-                    )
-                    self._handle(worker, failed)
-                    return
+            case _ if worker.state in ("stopping", "dead") and isinstance(message, Hello | Loading | Ready):
+                _log.debug("worker_message_late", worker=worker.name, message=type(message).__name__)
+            case Hello():
                 worker.state = "loading"
                 self._send_or_drop(worker, Welcome())
             case Loading(stage=stage):
@@ -288,7 +292,11 @@ class Fleet:
     async def _watch(self, worker: Worker) -> None:
         """Wait for a worker's end and tell those who wait for it."""
         assert worker.process is not None  # noqa: S101 - started before it is watched
-        code = await worker.process.wait()
+        code = await worker.process.exited()
+        for _ in range(_LAST_MESSAGE_TRIES):  # its last message, the reason, may still be on its way
+            if worker.failure is not None or worker.state == "stopping":
+                break
+            await asyncio.sleep(0.01)
         served = worker.state == "ready"
         expected = worker.state == "stopping"
         worker.state, worker.stage = "dead", f"ended with {_exit_text(code)}"
@@ -296,7 +304,6 @@ class Fleet:
         if expected:
             _log.info("worker_stopped", worker=worker.name, exit_code=code)
             return
-        _log.error("worker_died", worker=worker.name, exit_code=code, last_lines=list(worker.process.tail))
         why = worker.failure.message if worker.failure else f"it ended with {_exit_text(code)}"
         error = EngineError(f'worker "{worker.name}" is gone: {why}', hint="See `pingpong-client status`.")
         for owner, future in list(self._waiting.values()):
@@ -304,6 +311,22 @@ class Fleet:
                 future.set_exception(error)
         if served:
             self._listener.worker_lost(worker, str(error))
+        await worker.process.over()
+        _log.error("worker_died", worker=worker.name, exit_code=code, last_lines=list(worker.process.tail))
+        if served and not self.ready and not self.broken.done():
+            self.broken.set_exception(
+                EngineError(f"no engine is left. {error.message}", hint="Start the daemon again.")
+            )
+
+    def _watch_task(self, task: asyncio.Task[None]) -> None:
+        """Let the daemon end with a task that fails, and not go on deaf."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
+                self.broken.set_exception(error)
+
+        task.add_done_callback(done)
+        self._tasks.append(task)
 
     def _raise_start_failure(self) -> None:
         for worker in self.workers.values():

@@ -38,6 +38,7 @@ class RuntimeDir:
             )
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_ours(path)
             self._lock = _lock(path / "lock")
         except BlockingIOError:
             owner = _owner(path / "lock")
@@ -85,7 +86,7 @@ class RuntimeDir:
     def _clear(self) -> None:
         """Remove what this daemon, or one that was killed here, left; the lock is ours, so nobody uses it."""
         for entry in self.path.iterdir():
-            if stat.S_ISSOCK(entry.lstat().st_mode):
+            if _is_socket(entry):
                 entry.unlink()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
@@ -98,6 +99,30 @@ class RuntimeDir:
         self._clear()
         (self.path / "lock").unlink(missing_ok=True)
         os.close(self._lock)
+
+
+def _check_ours(path: Path) -> None:
+    """Refuse a folder that others use: what we find in it we would clear away.
+
+    Raises:
+        ConfigError: there is something in it that no daemon of ours has left.
+    """
+    names = {entry.name for entry in path.iterdir()}
+    foreign = {name for name in names if name not in ("lock", "tmp") and not _is_socket(path / name)}
+    if "lock" not in names:
+        foreign = names
+    if foreign:
+        raise ConfigError(
+            f"the runtime directory {path} holds {sorted(foreign)[0]}, which is not pingpongd's.",
+            field="runtime_dir",
+            hint="Choose a folder that is for pingpongd alone.",
+        )
+
+
+def _is_socket(path: Path) -> bool:
+    """Whether it is a socket by a name of ours."""
+    ours = path.name in ("control.sock", "workers.sock") or (path.name.startswith("bus-") and path.suffix == ".sock")
+    return ours and stat.S_ISSOCK(path.lstat().st_mode)
 
 
 def _lock(path: Path) -> int:

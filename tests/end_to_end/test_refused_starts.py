@@ -24,6 +24,12 @@ devices = ["{device}"]
         (simulated_config(slots=10**9), (), "shared memory"),
         (VLLM.format(model="smollm2-135m", device="cpu:4096"), (), 'groups[0].devices: the device "cpu:4096" does not'),
         (VLLM.format(model="smollm2-135m", device="tpu:0"), (), 'groups[0].devices: "tpu:0" is not a device'),
+        (
+            VLLM.format(model="smollm2-135m", device="cpu:0")
+            + VLLM.format(model="", device="cpu:0-1").replace('"a"', '"b"').replace('model = ""', ""),
+            (),
+            'groups[1].devices: core 0 is in group "a" already',
+        ),
         (VLLM.format(model="/no/such/model", device="cpu:0"), (), "/no/such/model"),
         (simulated_config(), ("--runtime-dir", "/proc/nowhere"), "runtime_dir: the runtime directory"),
     ],
@@ -57,7 +63,8 @@ async def test_a_second_daemon_of_the_same_instance(start_daemon: StartDaemon) -
 async def test_something_else_where_the_socket_goes(start_daemon: StartDaemon, folder: Path) -> None:
     taken = folder / "taken"
     (taken / "control.sock").mkdir(parents=True)
+    (taken / "lock").touch()
     daemon = await start_daemon(None, "--runtime-dir", str(taken), wait=False)
     assert await daemon.ended() == 78
-    assert f"the socket {taken}/control.sock cannot be bound" in daemon.log.read_text()
+    assert f"{taken} holds control.sock, which is not pingpongd's" in daemon.log.read_text()
     assert "Traceback" not in daemon.log.read_text()

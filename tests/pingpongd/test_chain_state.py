@@ -1,4 +1,4 @@
-"""The chain's state table: walked by hypothesis, and step by step where the order matters."""
+"""The chain's state table: walked by hypothesis over legal events, and step by step where the order matters."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from pingpongd.chain_state import (
     Opened,
     Phase,
     Stage,
+    Unplaceable,
     new_chain,
     transition,
     validate,
@@ -106,6 +107,19 @@ def test_a_failed_hop_aborts_the_others_and_the_chain_ends_after_them() -> None:
     assert state.phases == (Phase.FAILED, Phase.CANCELLED)
 
 
+def test_an_upstreams_failure_is_the_cause_even_if_its_readers_is_heard_of_first() -> None:
+    state, _ = run(new_chain(((), (0,)), "first_token"), Admitted("ping-pong"), Opened(0), FirstToken(0), Opened(1))
+    state, commands = run(state, Ended(1, "failed", "the output ended incomplete"))
+    assert commands == [Abort(0)]
+    _, commands = run(state, Ended(0, "failed", "the engine died"))
+    assert commands == [Finish(Stage.FAILED, "the engine died")]
+
+
+def test_a_queued_chain_whose_groups_are_gone_fails_with_the_reason() -> None:
+    _, commands = run(new_chain(SERIES_OF_THREE, "first_token"), Unplaceable("group b is gone"))
+    assert commands == [Finish(Stage.FAILED, "group b is gone")]
+
+
 def test_a_queued_chain_is_cancelled_at_once() -> None:
     state, commands = run(new_chain(SERIES_OF_THREE, "first_token"), CancelAsked("cancelled"))
     assert commands == [Finish(Stage.CANCELLED, "cancelled")]
@@ -119,7 +133,7 @@ def test_an_illegal_event_is_refused_with_the_history() -> None:
 
 
 class AnyChain(RuleBasedStateMachine):
-    """Whatever happens in whatever order: commands are carried out once, and every chain ends exactly once."""
+    """Legal events in any order: commands are carried out once, and every chain ends exactly once."""
 
     @initialize(
         data=st.data(),

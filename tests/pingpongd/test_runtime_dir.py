@@ -31,6 +31,7 @@ def test_a_second_daemon_is_refused_and_the_first_is_untouched(short: Path) -> N
 
 def test_what_a_killed_daemon_left_is_cleared(short: Path) -> None:
     stale = short / "control.sock"
+    (short / "lock").touch()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(stale))
     (short / "tmp").mkdir()
@@ -39,6 +40,15 @@ def test_what_a_killed_daemon_left_is_cleared(short: Path) -> None:
         assert not stale.exists()
         assert not list(runtime.temporary.iterdir())
     assert not list(short.iterdir())
+
+
+@pytest.mark.parametrize("names", [["notes.txt"], ["tmp"], ["lock", "notes.txt"], ["lock", "other.sock"]])
+def test_a_folder_that_others_use_is_refused_and_untouched(short: Path, names: list[str]) -> None:
+    for name in names:
+        (short / name).mkdir() if name == "tmp" else (short / name).touch()
+    with pytest.raises(ConfigError, match="runtime_dir: .* holds .*not pingpongd's"):
+        RuntimeDir(short, "main")
+    assert sorted(entry.name for entry in short.iterdir()) == sorted(names)
 
 
 def test_it_is_for_its_owner_only(short: Path) -> None:
