@@ -37,7 +37,7 @@ def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_demo_shows_both_runs_and_writes_its_figures(config: Path, folder: Path, segments: None) -> None:
+def test_demo_shows_both_runs_and_writes_its_figures(config: Path, folder: Path) -> None:
     chain = ROOT / "examples" / "two_agents.json"
     done = run("examples/demo.py", "--config", config, "--chain", chain, "--pairs", "1", "--out", folder)
     assert done.returncode == 0, done.stderr
@@ -66,7 +66,7 @@ def start(output: Path, script: str, *arguments: str | Path) -> subprocess.Popen
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_an_interrupted_demo_leaves_no_daemon(folder: Path, segments: None, number: signal.Signals) -> None:
+async def test_an_interrupted_demo_leaves_no_daemon(folder: Path, number: signal.Signals) -> None:
     # Long enough to be interrupted: a step takes 50 ms, and the chain hundreds of them.
     config = write(folder / "config.toml", simulated_config(step_ms=50.0))
     output = folder / "output"
@@ -93,7 +93,7 @@ def test_demo_says_why_a_daemon_did_not_start(config: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_chain_benchmark_measures_and_reports_all_modes(config: Path, folder: Path, segments: None) -> None:
+def test_chain_benchmark_measures_and_reports_all_modes(config: Path, folder: Path) -> None:
     file = folder / "runs.jsonl"
     options = ("--profile", "smoke", "--runs", "2", "--strict-output-tokens")
     done = run("benchmarks/chain.py", "--config", config, "--out", file, "--strict-equal", *options)
