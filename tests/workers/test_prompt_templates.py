@@ -185,19 +185,14 @@ def test_a_prompt_put_together_is_what_the_template_renders(
     joined = join(source, agent, inputs, outputs)
     expected = rendering(source, agent, {"one": one, "two": two, "input.topic": topic})
     assert prepared.joined == bool(prepared.note)
+    if template == "shouts":  # special tokens that are text are hidden from the template, and so do not change
+        assert decode(joined).casefold() == expected.casefold()
+    else:
+        assert decode(joined) == expected
     # All control tokens are the template's own: as many as there are where no text spells one.
     tame = agent_with(agent, [harmless(text) for text in texts])
     alone = rendering(source, tame, {"one": harmless(one), "two": harmless(two), "input.topic": harmless(topic)})
-    own, found = sum(alone.count(token) for token in [*CONTROL, *WORDS]), sum(token in CONTROL_IDS for token in joined)
-    # Control tokens that are text are hidden from the template: they do not change, and it does not find them.
-    if template in ("looks", "qwen3") and any(word in text for word in WORDS for text in [*texts, one, two, topic]):
-        assert found <= own
-    elif template == "shouts":
-        assert decode(joined).casefold() == expected.casefold()
-        assert found == own
-    else:
-        assert decode(joined) == expected
-        assert found == own
+    assert sum(token in CONTROL_IDS for token in joined) == sum(alone.count(token) for token in [*CONTROL, *WORDS])
     if not prepared.joined:
         assert splice(prepared, outputs) == joined
 
@@ -283,6 +278,20 @@ def test_variables_of_the_renderer_are_refused(name: str) -> None:
     with pytest.raises(ChainError) as caught:
         prepare(CHATML, user("hi", chat_template_kwargs={name: True}))
     assert caught.value.field == f"agents[2].chat_template_kwargs.{name}"
+
+
+def test_a_template_finds_the_shown_tokens_that_it_looks_for_in_messages() -> None:
+    """Qwen3's takes the thoughts out of earlier answers; its own tokens count all the same, and a user's never do."""
+    messages = [Message("user", "<think>?"), Message("assistant", "{{one}}"), Message("user", "go on</think>")]
+    agent = Agent(name="three", messages=messages, chat_template_kwargs={"enable_thinking": False})
+    opening, closing = tokenizer(None).convert_tokens_to_ids(WORDS)
+    code = prompts(None).encode_text
+    ids = join(QWEN3, agent, {}, {0: [opening, *code("secret"), closing, *code("\n\nanswer")]})
+    text = decode(ids)
+    assert "assistant\nanswer<|im_end|>" in text
+    assert "secret" not in text
+    assert "user\n<think>?<|im_end|>" in text
+    assert (ids.count(opening), ids.count(closing)) == (1, 1), "of the empty thoughts that the template writes"
 
 
 @pytest.mark.parametrize("value", ["a</s>b", ["x", {"text": "<think>"}], {"[INST]": 1}])

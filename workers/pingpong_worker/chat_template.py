@@ -73,18 +73,22 @@ class ChatTemplate:
         render: runs it.
         source: its text, or the texts of all its variants.
         control_tokens: strings of the tokens that no message can contain as such.
+        shown_tokens: those of them that answers contain as text, such as `</think>`, which templates look for.
 
     Raises:
         jinja2.TemplateSyntaxError: from `source`.
     """
 
-    def __init__(self, render: Render, source: str, control_tokens: Iterable[str]) -> None:
+    def __init__(
+        self, render: Render, source: str, control_tokens: Iterable[str], shown_tokens: Iterable[str] = ()
+    ) -> None:
         self._run = render
         lexer = Environment(autoescape=True).lexer
         strings = {token.value.strip() for token in lexer.tokenize(source) if token.type == "string"} - {""}
         self._literals = sorted(strings, key=len)  # where "a" matters, say so rather than that "bad" does
         longest_first = sorted(control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._shown = frozenset(shown_tokens)
         self._triggers: dict[bytes, str] = {}
 
     def lay_out(self, messages: Sequence[RenderedMessage], kwargs: Mapping[str, Any]) -> Layout:
@@ -194,39 +198,56 @@ class ChatTemplate:
     def _find(self, messages: Sequence[RenderedMessage], kwargs: Mapping[str, Any]) -> list[Part]:
         """The parts of a rendering that cannot be cut: the template's control tokens, and all else as plain text.
 
-        Control tokens that messages spell out are hidden from the template behind marks, and so are outputs. An
-        output that does not come back is put at the end, so that the parts are not shorter than the prompt.
+        Control tokens that messages spell out are hidden from the template behind marks, and so are outputs. Before
+        shown tokens there is only a tag, so that a template still finds them; where tags change what it says, they are
+        hidden like the others. An output that does not come back is put at the end, so that the parts are not shorter
+        than the prompt.
         """
         used = set("".join(_fill(messages, "")))
         mark = next((letter for letter in map(chr, _PRIVATE_USE) if letter not in used), "")
         if not mark:
             raise ChainError("the messages use every private character of Unicode.", hint="Leave one out.")
+        roles = [message.role for message in messages]
         hidden: list[Part] = []
+
+        def contents(tag: str | None) -> list[str]:
+            """The messages with marks, and with `tag` before shown tokens; None hides these too."""
+            hidden.clear()
+            return ["".join(spell(part, tag) for part in merge_text(message.parts)) for message in messages]
+
+        def spell(part: Part, tag: str | None) -> str:
+            if isinstance(part, OutputPart):
+                return hide(part)
+            return self._control.sub(lambda match: replace(match.group(), tag), part.text)
+
+        def replace(token: str, tag: str | None) -> str:
+            return hide(TextPart(token)) if tag is None or token not in self._shown else f"{tag}{token}"
 
         def hide(part: Part) -> str:
             hidden.append(part)
             return f"{mark}{len(hidden) - 1}{mark}"
 
-        def spell(part: Part) -> str:
-            if isinstance(part, OutputPart):
-                return hide(part)
-            return self._control.sub(lambda match: hide(TextPart(match.group())), part.text)
-
-        contents = ["".join(spell(part) for part in merge_text(message.parts)) for message in messages]
-        rendered = self._render([message.role for message in messages], contents, kwargs)
+        tag = f"{mark}t"
+        rendered = self._try(roles, contents(tag), kwargs)
+        if rendered is None or rendered.replace(tag, "") != self._try(roles, contents(""), kwargs):
+            rendered = self._render(roles, contents(None), kwargs)
         parts: list[Part] = []
-        for at, text in enumerate(re.split(f"{mark}([0-9]+){mark}", rendered)):
-            if at % 2:
-                parts.append(hidden[int(text)])
-            else:
-                parts.extend(self._classify(text))
+        at, tagged = 0, False
+        for found in re.finditer(f"{mark}(?:t|([0-9]+){mark})", rendered):
+            parts.extend(self._classify(rendered[at : found.start()], tagged=tagged))
+            tagged = found[1] is None
+            if not tagged:
+                parts.append(hidden[int(found[1])])
+            at = found.end()
+        parts.extend(self._classify(rendered[at:], tagged=tagged))
         return parts + [part for part in hidden if isinstance(part, OutputPart) and part not in parts]
 
-    def _classify(self, text: str) -> Iterator[Part]:
+    def _classify(self, text: str, *, tagged: bool) -> Iterator[Part]:
+        """Control tokens and what is between them; one at the start of `tagged` text is a message's."""
         at = 0
         for match in self._control.finditer(text):
             yield TextPart(text[at : match.start()])
-            yield TextPart(match.group(), control=True)
+            yield TextPart(match.group(), control=not (tagged and match.start() == 0))
             at = match.end()
         yield TextPart(text[at:])
 

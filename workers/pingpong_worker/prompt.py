@@ -31,6 +31,7 @@ from pingpong_worker.text import DecodeStream, TextCodec, WindowDecodeStream
 
 if TYPE_CHECKING:  # both come with an engine, and the simulated one needs neither
     from pingpong_worker.chat_template import ChatTemplate, Layout
+    from pingpong_worker.prompt_tokenizer import PromptTokenizer
 
 
 class PromptCodec(TextCodec, Protocol):
@@ -94,7 +95,7 @@ class Prompts:
         from pingpong_worker.prompt_tokenizer import PromptTokenizer
 
         self._tokenizer = PromptTokenizer(tokenizer.backend_tokenizer.to_str())
-        self._template = _chat_template(tokenizer, self._tokenizer.control_tokens)
+        self._template = _chat_template(tokenizer, self._tokenizer)
         parameters = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = frozenset(parameters) - {"tools", "documents", "kwargs"} | {"messages"}
         """Variables of the template that are not the user's to set."""
@@ -288,7 +289,7 @@ def check_segments(segments: Sequence[Segment], field: str) -> None:
         raise ChainError("the prompt has no tokens.", field=field, hint="Write what the agent shall do.")
 
 
-def _chat_template(tokenizer: Any, control_tokens: Iterable[str]) -> ChatTemplate | None:
+def _chat_template(tokenizer: Any, tokens: PromptTokenizer) -> ChatTemplate | None:
     from jinja2 import TemplateSyntaxError
 
     from pingpong_worker.chat_template import ChatTemplate
@@ -303,7 +304,7 @@ def _chat_template(tokenizer: Any, control_tokens: Iterable[str]) -> ChatTemplat
         return text
 
     try:
-        return ChatTemplate(render, source, control_tokens)
+        return ChatTemplate(render, source, tokens.control_tokens, tokens.shown_tokens)
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"the model's chat template cannot be read: {error}.", field="model", hint="Choose another model."

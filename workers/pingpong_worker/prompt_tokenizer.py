@@ -32,6 +32,8 @@ class PromptTokenizer:
         self._control_ids = frozenset(control) - unknown
         self.control_tokens = list(control.values())
         """The control tokens as text: all that were added to the vocabulary, but for runs of white space."""
+        self.shown_tokens = [content for token, content in control.items() if token not in self.silent]
+        """Those of them that are not special: they give text."""
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids; ids beyond the vocabulary give none."""
