@@ -294,7 +294,7 @@ class HopFirstToken(_Tagged, frozen=True):
 
 
 class HopText(_Tagged, frozen=True):
-    """Text of the output's ids up to `upto`; sent at most every 50 ms."""
+    """Text of the output's ids up to `upto`; sent at most every 200 ms."""
 
     hop: str
     upto: int

@@ -293,7 +293,7 @@ async def test_withheld_tail_is_committed_when_the_answer_ends_by_itself() -> No
 async def test_an_aborted_answer_has_text_for_all_its_ids() -> None:
     async with bench([OutputTokens([72, 101]), OutputTokens([108, 0xC3])]) as b:
         task = asyncio.create_task(b.feed([literals(1)]).run())
-        await settle()  # the first text is sent at once, the next would be in 50 ms
+        await settle()  # the first text is sent at once, the next would be later
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
