@@ -16,8 +16,8 @@ from pingpong_worker.prompt import PromptCodec
 from pingpong_worker.text import Committed, DecodeStream, StopMatcher
 
 TEXT_INTERVAL_S = 0.2
-"""Text is sent at most this often; ids are in the log at once. A text wakes worker, supervisor and client, which have no
-core of their own where every core is an engine's."""
+"""Text is sent at most this often; ids are in the log at once. A text wakes worker, supervisor and client, which have
+no core of their own where every core is an engine's."""
 
 
 class Answer:
