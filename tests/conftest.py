@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -12,6 +13,10 @@ from hypothesis import HealthCheck, settings
 from daemon_process import orphaned_segments
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # here, before anything imports the hub's library: it reads this once
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts us in the background has us ignore Ctrl-C, and so would every process that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("pingpong", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pingpong")

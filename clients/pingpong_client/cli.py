@@ -1,18 +1,20 @@
 """The command line: ``pingpong-client COMMAND``.
 
 Exit codes: 0 fine, 1 the chain failed or is not known, 2 usage, 3 not equal, 65 bad data, 69 no daemon (or it takes no
-work now), 70 a fault inside, 78 bad configuration, 130 interrupted, 141 the reader of the output has gone, 143
-terminated.
+work now), 70 a fault inside, 74 the output cannot be written, 78 bad configuration, 130 interrupted, 141 the reader of
+the output has gone, 143 terminated.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +34,7 @@ COMMANDS: dict[str, Command] = {
     "cancel": cancel,
     "schema": schema,
 }
+OUTPUT_LOST = 74
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 TERMINATED = 143
@@ -65,9 +68,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except asyncio.CancelledError:
         return TERMINATED
     except BrokenPipeError:
-        # Python flushes standard output once more at its end, which would fail with a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        _drop_output()
+        sys.stderr.write(f"pingpong-client: the output cannot be written: {error.strerror}. Chains go on: see list.\n")
+        return OUTPUT_LOST
+
+
+def _drop_output() -> None:
+    """Python flushes standard output once more at its end, which would fail with a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -75,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="pingpong-client", description="Run chains of agents on a pingpongd daemon.", allow_abbrev=False
     )
+    parser.add_argument("--version", action="version", version=f"pingpong-client {version('pingpongd')}")
     _add_daemon_options(parser, default=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():

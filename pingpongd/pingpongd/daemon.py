@@ -68,7 +68,12 @@ class Daemon:
         serving = asyncio.create_task(control.serve(chains, lambda number: self._status(number, chains, slab)))
         signalled = asyncio.create_task(self._signals.get())
         starting = asyncio.create_task(self._start_fleet(runtime, slab, context, chains))
-        _log.info("daemon_started", instance=self._config.instance, pid=os.getpid(), socket=runtime.control)
+        _log.info(
+            "daemon_started",
+            instance=self._config.instance,
+            pid=os.getpid(),
+            socket=runtime.control.removeprefix("ipc://"),
+        )
         try:
             await _first(starting, signalled, serving)
             if starting.done() and not signalled.done():

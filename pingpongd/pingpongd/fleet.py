@@ -278,6 +278,8 @@ class Fleet:
                 )
             case WorkerFailed():
                 worker.failure = message
+                if worker.state in ("starting", "loading"):
+                    worker.settled.set()  # it may take its time to end, and the others need not go on loading
                 _log.error("worker_failed", worker=worker.name, error=message.message, permanent=message.permanent)
             case Heartbeat():
                 worker.rss_bytes = message.rss_bytes
@@ -305,7 +307,7 @@ class Fleet:
             _log.info("worker_stopped", worker=worker.name, exit_code=code)
             return
         why = worker.failure.message if worker.failure else f"it ended with {_exit_text(code)}"
-        error = EngineError(f'worker "{worker.name}" is gone: {why}', hint="See `pingpong-client status`.")
+        error = EngineError(f'worker "{worker.name}" is gone: {why.rstrip(".")}.', hint="See `pingpong-client status`.")
         for owner, future in list(self._waiting.values()):
             if owner is worker and not future.done():
                 future.set_exception(error)
@@ -330,9 +332,9 @@ class Fleet:
 
     def _raise_start_failure(self) -> None:
         for worker in self.workers.values():
-            if worker.state != "dead":
-                continue
             failure = worker.failure
+            if worker.state != "dead" and failure is None:
+                continue
             if failure is None:
                 raise EngineError(
                     f'the worker of group "{worker.name}" {worker.stage} before it could serve.',

@@ -134,7 +134,11 @@ def _auto(shape: ChainShape, groups: Sequence[GroupView], number: int, serial: G
         return Plan("serial", in_series, "no agent reads another")
     cold = _cold_downstream_tokens(shape, serial)
     if cold < COLD_TOKENS_WORTH_HIDING:
-        return Plan("serial", in_series, f"warm: {cold} cold prefix tokens to hide on {serial.name}")
+        return Plan(
+            "serial",
+            in_series,
+            f"{cold} cold prefix tokens to hide on {serial.name}, worth it from {COLD_TOKENS_WORTH_HIDING}",
+        )
     return Plan("ping-pong", _ring(shape, groups, number), f"cold: {cold} prefix tokens to hide")
 
 

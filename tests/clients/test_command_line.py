@@ -196,3 +196,17 @@ def test_the_daemons_name_may_stand_before_or_after_the_command():
     assert parser.parse_args(["status"]).socket is None
     with pytest.raises(UsageError):
         parser.parse_args(["status", "--sock"])
+
+
+async def test_a_full_disk_is_one_sentence(tmp_path):
+    with open("/dev/full", "wb") as full:  # noqa: ASYNC230, PTH123
+        code, _, err = await finish(await start("schema", socket=tmp_path, stdout=full))
+    assert code == 74
+    assert one_sentence(err)
+    assert "cannot be written" in err
+
+
+async def test_it_says_its_version(tmp_path):
+    code, out, _ = await command("--version", socket=tmp_path)
+    assert code == 0
+    assert out.startswith("pingpong-client ")

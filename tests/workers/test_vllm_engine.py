@@ -257,9 +257,9 @@ async def test_limits(vllm_engine: VllmEngine) -> None:
 @pytest.mark.parametrize(
     ("model", "engine_args", "field", "words"),
     [
-        (None, {"max_model_length": 1}, "engine_args.max_model_length", "max_model_len"),
-        (None, {"model": "other"}, "engine_args.model", "`model`"),
-        (None, {"max_model_len": "long"}, "engine_args.max_model_len", "integer"),
+        (None, {"max_model_length": 1}, "vllm.max_model_length", "max_model_len"),
+        (None, {"model": "other"}, "vllm.model", "`model`"),
+        (None, {"max_model_len": "long"}, "vllm.max_model_len", "integer"),
         (None, {"max_model_len": 10**6}, "engine_args", "max_model_len"),
         (None, {"quantization": "none-such"}, "engine_args", "quantization"),
         ("nobody/has-this-model", {}, "model", "was not found"),

@@ -279,17 +279,17 @@ def test_settings_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_raw_arguments_that_contradict_the_configuration_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engine_args\.model: .*Set `model`"):
+    with pytest.raises(ConfigError, match=r"vllm\.model: .*Set `model`"):
         engine_arguments(config(["cpu:0"], model="other"), "m", (0, 32, 0))
     uncached = config(["cpu:0"], enable_prefix_caching=False)
-    with pytest.raises(ConfigError, match=r"engine_args\.enable_prefix_caching"):
+    with pytest.raises(ConfigError, match=r"vllm\.enable_prefix_caching"):
         engine_arguments(uncached, "m", (0, 32, 0))
     streaming = msgspec.structs.replace(uncached, session="streaming-input")
     assert engine_arguments(streaming, "m", (0, 32, 0))["enable_prefix_caching"] is False
 
 
 def test_unknown_arguments_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"engine_args\.max_model_length: .*max_model_len"):
+    with pytest.raises(ConfigError, match=r"vllm\.max_model_length: .*max_model_len"):
         check_argument_names({"max_model_length": 1}, ["max_model_len", "dtype"])
 
 

@@ -194,12 +194,12 @@ def _shorten(text: str) -> str:
 
 def _start_error(error: Exception, reason: str, config: WorkerConfig) -> PingpongError:
     """Say why vLLM did not start: `reason` is what its processes left, if anything."""
-    text, field = reason or str(error), "engine_args"
+    text, field = reason or str(error), "vllm"
     if not reason and hasattr(error, "errors"):  # pydantic's: its text repeats the whole configuration
         first = error.errors()[0]
         text = first["msg"].removeprefix("Value error, ")
         if first["loc"] and first["loc"][0] in config.engine_args:
-            field = f"engine_args.{first['loc'][0]}"
+            field = f"vllm.{first['loc'][0]}"
     text = _shorten(text)
     if isinstance(error, ImportError) or any(name in text for name in _OPTIONAL_PACKAGES):
         return ConfigError(f"vLLM cannot be imported: {text}", hint=_IMPORT_HINT)

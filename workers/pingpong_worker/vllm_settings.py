@@ -52,11 +52,11 @@ def engine_arguments(config: WorkerConfig, model: str, version: Version) -> dict
     """
     given = config.engine_args
     if "model" in given:
-        raise ConfigError("the model is no raw argument.", field="engine_args.model", hint="Set `model` instead.")
+        raise ConfigError("the model is no raw argument.", field="vllm.model", hint="Set `model` instead.")
     if config.session == "prefix-cache" and not given.get("enable_prefix_caching", True):
         raise ConfigError(
             "sessions of kind prefix-cache keep what they have computed in the prefix cache.",
-            field="engine_args.enable_prefix_caching",
+            field="vllm.enable_prefix_caching",
             hint='Leave it out, or set `session` to "streaming-input".',
         )
     cpu = on_cpu(config.devices)
@@ -84,4 +84,4 @@ def check_argument_names(given: Mapping[str, Any], known: Sequence[str]) -> None
         if name not in known:
             close = [other for other in known if other.startswith(name[:6]) or name in other][:3]
             hint = f"Close to it: {', '.join(close)}." if close else "See the engine arguments of vLLM's manual."
-            raise ConfigError("vLLM has no such argument.", field=f"engine_args.{name}", hint=hint)
+            raise ConfigError("vLLM has no such argument.", field=f"vllm.{name}", hint=hint)
