@@ -260,8 +260,8 @@ async def test_limits(vllm_engine: VllmEngine) -> None:
         (None, {"max_model_length": 1}, "vllm.max_model_length", "max_model_len"),
         (None, {"model": "other"}, "vllm.model", "`model`"),
         (None, {"max_model_len": "long"}, "vllm.max_model_len", "integer"),
-        (None, {"max_model_len": 10**6}, "engine_args", "max_model_len"),
-        (None, {"quantization": "none-such"}, "engine_args", "quantization"),
+        (None, {"max_model_len": 10**6}, "vllm", "max_model_len"),
+        (None, {"quantization": "none-such"}, "vllm", "quantization"),
         ("nobody/has-this-model", {}, "model", "was not found"),
     ],
 )
