@@ -84,7 +84,6 @@ class ChainRecord:
     state: ChainState
     agents: list[AgentRecord]
     plan: Plan | None = None
-    ended_ns: int = 0
 
     @property
     def state_name(self) -> ChainStateName:

@@ -360,14 +360,13 @@ class Chains:
             _log.warning("abort_not_sent", chain=record.id, hop=agent.hop, error=str(error))
 
     def _finish(self, record: ChainRecord, stage: Stage, error: str) -> None:
-        record.ended_ns = time.monotonic_ns()
         for agent in record.agents:
             self._hops.pop(agent.hop, None)
             if agent.stream is not None:
                 self._slab.free(agent.stream)
                 agent.stream = None
         _log.info("chain_ended", chain=record.id, state=stage.value, e2e_ms=record.e2e_ms, error=error)
-        self._event(record, "ended", None, record.ended_ns, state=record.state_name, error=error)
+        self._event(record, "ended", None, time.monotonic_ns(), state=record.state_name, error=error)
         self._ended.append(record.id)
         if len(self._ended) > self._config.keep_finished:
             del self._records[self._ended.popleft()]

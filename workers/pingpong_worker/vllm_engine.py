@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import gc
 import os
 import tempfile
 import threading
@@ -95,9 +94,6 @@ class VllmEngine:
             max_num_seqs=limits.max_num_seqs,
         )
         await self._warm_up()
-        # A collection of a heap this size stalls all streams for 100 to 300 ms (sgl-project/sglang#9241).
-        gc.collect()
-        gc.freeze()
 
     def open(
         self, session_id: str, *, cache_salt: str | None, sampling: Sampling, kind: SessionKind | None = None
