@@ -9,10 +9,12 @@
     │   └── MessageError          a frame on a socket: garbage, too large, another protocol version
     ├── DaemonUnavailable    69   nobody answers on the control socket
     │   └── Overloaded            it answers, and refuses: no slot, no group, draining
+    ├── StoreError           74   the chain store cannot be written, or read
     ├── ConfigError          78   the daemon's configuration, its model or its devices
     ├── ChainNotFound         1   no chain of that id
     ├── ChainFailed           1   the chain ended without a result
     │   └── EngineError           an engine failed or refused a request
+    │       └── EngineLost        the engine is gone; another can go on from the committed tokens
     ├── NotEqual              3   `verify` found a difference
     └── BusError             70   the token bus
         ├── SlabFull              no free slot, or no shared memory
@@ -86,6 +88,12 @@ class Overloaded(DaemonUnavailable):
     """The daemon answers and refuses the work for now."""
 
 
+class StoreError(PingpongError):
+    """The chain store cannot be written, or what is in it cannot be read."""
+
+    exit_code = 74
+
+
 class ConfigError(PingpongError):
     """The daemon's configuration, its model or its devices cannot work."""
 
@@ -106,6 +114,10 @@ class ChainFailed(PingpongError):
 
 class EngineError(ChainFailed):
     """An engine failed, or refused a request."""
+
+
+class EngineLost(EngineError):
+    """The engine is gone, and with it nothing but its own state: another can go on from the committed tokens."""
 
 
 class NotEqual(PingpongError):

@@ -18,7 +18,7 @@ import msgspec
 
 from pingpong_bus.chain import Agent, Chain, RenderedMessage, TokenId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised by every change that an older peer could misread."""
 
 Placement = Literal["serial", "ping-pong"]
@@ -26,6 +26,8 @@ Mode = Literal["auto", "serial", "ping-pong"]
 SessionKind = Literal["prefix-cache", "streaming-input"]
 ChainState = Literal["queued", "running", "finished", "failed", "cancelled"]
 FinishReason = Literal["stop", "length"]
+WorkerState = Literal["starting", "loading", "ready", "draining", "stopping", "dead", "waiting", "failed"]
+"""Of a group: "waiting" until its next worker starts, "failed" where no other will be tried."""
 
 
 class _Tagged(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -126,11 +128,20 @@ class ChunkSettings(_Value, frozen=True):
     """An append waits for at least this many tokens (coalescing); the first takes what there is."""
 
 
+class Resume(_Value, frozen=True):
+    """Where an earlier hop of the same agent was cut off: what it had committed is kept and goes on from there."""
+
+    tokens: Annotated[int, msgspec.Meta(ge=1)]
+    """Ids that stand in the output log already; they follow the prompt and are prefilled with it."""
+    text_chars: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Characters of the output's text that the supervisor has; text is sent from there on."""
+
+
 class HopSpec(_Value, frozen=True):
-    """One attempt to run an agent on a worker."""
+    """One run of an agent, or of what is left of it, on a worker."""
 
     hop: str
-    """Unique for the daemon's life: chain/agent/attempt."""
+    """Unique for the daemon's life: chain/agent/number."""
     output: StreamRef
     """The log that the hop writes."""
     segments: list[HopSegment]
@@ -140,6 +151,7 @@ class HopSpec(_Value, frozen=True):
     session: SessionKind | None = None
     """None: the worker's default."""
     chunks: ChunkSettings = ChunkSettings()
+    resume: Resume | None = None
     match: JoinedPrompt | None = None
     """What `prompt_token_match` is judged by; None for prompts given as ids."""
 
@@ -187,7 +199,7 @@ class StartHop(_Tagged, frozen=True):
 
 
 class AbortHop(_Tagged, frozen=True):
-    """End a hop; answered by `HopEnded` with state "aborted", also when it is unknown or over."""
+    """End a hop for good; answered by `HopEnded` with state "aborted", also when it is unknown or over."""
 
     hop: str
 
@@ -303,10 +315,14 @@ class HopText(_Tagged, frozen=True):
 
 
 class HopEnded(_Tagged, frozen=True):
-    """The hop is over; it touches neither its own log nor its upstreams' any more."""
+    """The hop is over; it touches neither its own log nor its upstreams' any more.
+
+    "lost": the engine died under it, or its worker stops. Its log is left open, and another hop can go on from the
+    tokens that stand in it (`Resume`). After "failed" and "aborted" the log is marked as aborted.
+    """
 
     hop: str
-    state: Literal["finished", "failed", "aborted"]
+    state: Literal["finished", "failed", "aborted", "lost"]
     at_ns: int
     """When the last token was committed."""
     output_tokens: int = 0
@@ -331,13 +347,20 @@ class PrefixCacheReset(_Tagged, frozen=True):
 
 
 class Heartbeat(_Tagged, frozen=True):
-    """Sent every second."""
+    """Sent every second (`WorkerConfig.heartbeat_s`) by a worker that serves."""
 
     at_ns: int
     open_hops: int
     output_tokens: int
     """Tokens written since the worker started."""
     rss_bytes: int
+    steps: int = 0
+    """Outputs that the engine has given since the worker started: tokens, and appends that it has computed."""
+    waiting: int = 0
+    """Submissions that the engine holds and has not answered in full: with some, steps have to come."""
+    predicted_step_ms: float = 0.0
+    """How long the next step should take at most, by what this engine has taken so far: a prefill that is under way
+    counts with all its tokens. 0 where nothing waits."""
 
 
 WorkerMessage = (
@@ -372,6 +395,11 @@ class SubmitOptions(_Value, frozen=True):
     append_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     group: str | None = None
     """Run the chain in series on this device group."""
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+    """Waiting chains of a higher priority start first; waiting raises it, so that none starves."""
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] | None = None
+    """The chain is wanted within this time of its submission: among equals the earlier deadline starts first, and one
+    that has not finished by then fails."""
 
 
 class Submit(_Tagged, frozen=True):
@@ -383,6 +411,8 @@ class Submit(_Tagged, frozen=True):
     inputs: dict[str, str] = {}
     options: SubmitOptions = SubmitOptions()
     follow: bool = False
+    key: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    """Where set, submitting again with the same key, after a lost connection or a restart, names the same chain."""
 
 
 class Attach(_Tagged, frozen=True):
@@ -416,6 +446,14 @@ class Cancel(_Tagged, frozen=True):
     chain: str
 
 
+class Forget(_Tagged, frozen=True):
+    """Erase an ended chain with its prompts and outputs, at once; answered by `Done`."""
+
+    request: int
+    version: int
+    chain: str
+
+
 class ResetCaches(_Tagged, frozen=True):
     """Empty every group's prefix cache; refused while a chain runs."""
 
@@ -423,7 +461,33 @@ class ResetCaches(_Tagged, frozen=True):
     version: int
 
 
-ClientRequest = Submit | Attach | ListChains | GetStatus | GetResult | Cancel | ResetCaches
+class Drain(_Tagged, frozen=True):
+    """Finish what runs and take no more.
+
+    Without a group the daemon then ends, like after SIGTERM; answered by `Done` at once. With one, that group takes
+    no new hops, and its worker is replaced by a fresh one; answered by `Done` when that serves.
+    """
+
+    request: int
+    version: int
+    group: str | None = None
+    deadline_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """How long running hops, or chains, may take; None: the configuration's `drain_seconds`. What is not through by
+    then is kept: hops go on elsewhere, chains at the daemon's next start."""
+
+
+class Seen(_Tagged, frozen=True):
+    """How much a client has read; not answered.
+
+    The daemon holds what a client has not read, up to a limit, and then sends it nothing more until this comes.
+    """
+
+    messages: Annotated[int, msgspec.Meta(ge=0)]
+    """Messages received on this connection."""
+    version: int = PROTOCOL_VERSION
+
+
+ClientRequest = Submit | Attach | ListChains | GetStatus | GetResult | Cancel | Forget | ResetCaches | Drain | Seen
 
 
 # --------------------------------------------------------------------------------------------------- daemon to client
@@ -439,6 +503,18 @@ class AppendEntry(_Value, frozen=True):
     """Prompt tokens sent so far, this append included."""
     done_ms: float | None = None
     """When the engine had computed it; None where finalize overtook it."""
+
+
+class ResumeEntry(_Value, frozen=True):
+    """How an agent went on after it had lost its worker."""
+
+    at_ms: float
+    """Since the chain was submitted."""
+    tokens: int
+    """Tokens that it had written by then, and kept."""
+    worker: str
+    """Where it had run."""
+    why: str
 
 
 class AgentResult(_Value, frozen=True):
@@ -470,6 +546,12 @@ class AgentResult(_Value, frozen=True):
     prompt_ids: list[int] | None = None
     """Only where asked for."""
     note: str = ""
+    attempt: int = 1
+    """Raised where the daemon was restarted before the agent had finished: what it had sent before is void."""
+    resumed: list[ResumeEntry] = []
+    """Workers that it has outlived; its tokens were kept."""
+    seed: int | None = None
+    """Of the sampling; given by the daemon where the chain had none."""
 
 
 class ChainResult(_Value, frozen=True):
@@ -484,7 +566,9 @@ class ChainResult(_Value, frozen=True):
     agents: list[AgentResult] = []
     error: str = ""
     why: str = ""
-    """Why this placement was chosen."""
+    """Why this placement was chosen; of a queued chain, what it waits for."""
+    resumed: bool = False
+    """An agent has outlived its worker, or the chain a restart of the daemon; the agents say how."""
 
 
 class ChainSummary(_Value, frozen=True):
@@ -505,13 +589,30 @@ class WorkerStatus(_Value, frozen=True):
 
     name: str
     devices: list[str]
-    state: Literal["starting", "loading", "ready", "stopping", "dead"]
+    state: WorkerState
     stage: str
     pid: int | None
     hops: int
     limits: EngineLimits | None
     rss_bytes: int
     output_tokens: int
+    restarts: int = 0
+    """Times that it was replaced since the daemon's start."""
+    failure: str = ""
+    """Why the last one ended, where it was not asked to."""
+
+
+class StoreStatus(_Value, frozen=True):
+    """Where chains are kept."""
+
+    path: str
+    chains: int
+    """In the store, live and ended."""
+    bytes: int
+    pending: int
+    """Changes that are not on disk yet."""
+    error: str = ""
+    """Why the latest could not be written; it is tried again."""
 
 
 class Accepted(_Tagged, frozen=True):
@@ -549,12 +650,16 @@ class StatusReply(_Tagged, frozen=True):
     version: str
     pid: int
     uptime_s: float
-    state: Literal["starting", "ready", "draining"]
+    state: Literal["starting", "ready", "degraded", "draining"]
+    """"degraded": not every group serves."""
     slots_free: int
     slots_total: int
     slot_capacity: int
     workers: list[WorkerStatus]
     chains: dict[ChainState, int]
+    store: StoreStatus | None = None
+    refused_frames: dict[str, int] = {}
+    """Frames that made no sense or came from strangers, by socket, since the start."""
 
 
 class ResultReply(_Tagged, frozen=True):
@@ -568,21 +673,38 @@ class Done(_Tagged, frozen=True):
     request: int
 
 
+EventKind = Literal[
+    "started",
+    "opened",
+    "reading",
+    "finalized",
+    "writing",
+    "tokens",
+    "agent_finished",
+    "agent_resumed",
+    "agent_restarted",
+    "ended",
+]
+
+
 class ChainEvent(_Tagged, frozen=True):
     """Something happened to a followed chain.
 
     `kind` says which fields of `data` there are:
     ``started``: placement, why. ``opened``: worker, prompt_tokens (the literal ones, a lower bound).
     ``reading``: sent (prompt tokens). ``finalized``: prompt_tokens. ``writing``: cached_tokens, ttft_ms.
-    ``tokens``: ids, text, output_tokens. ``agent_finished``: finish_reason, output_tokens, total_ms.
-    ``ended``: state, error; the last event of a chain.
+    ``tokens``: ids, text, first_index, output_tokens. ``agent_finished``: finish_reason, output_tokens, total_ms.
+    ``agent_resumed``: worker, tokens, why; it goes on, what it sent stays. ``agent_restarted``: why; what an earlier
+    attempt sent is void. ``ended``: state, error; the last event of a chain.
     """
 
     chain: str
-    kind: Literal["started", "opened", "reading", "finalized", "writing", "tokens", "agent_finished", "ended"]
+    kind: EventKind
     at_ms: float
     """Since the chain was submitted."""
     agent: str = ""
+    attempt: int = 1
+    """Of the agent; see `AgentResult.attempt`."""
     data: dict[str, Any] = {}
 
 

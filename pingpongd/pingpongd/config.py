@@ -34,6 +34,41 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """This group's timing model, in place of the common one."""
 
 
+class WatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a worker counts as hung."""
+
+    heartbeat_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """Between a worker's heartbeats."""
+    misses: _Positive = 3
+    """Heartbeats that may be missing in a row."""
+    stall_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Work may wait this long for an engine step, or 5 times the predicted step, whichever is longer."""
+    stop_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """From SIGTERM to SIGKILL."""
+
+
+class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a worker is replaced that died or hung."""
+
+    backoff_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """Before the first new start; doubled each time."""
+    backoff_max_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    give_up_after: _Positive = 5
+    """Ends within `within_s` after which the group is given up: a crash loop."""
+    within_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
+
+
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long ended chains are kept. A live chain is never dropped."""
+
+    keep_days: Annotated[float, msgspec.Meta(ge=0)] = 7.0
+    """After its end, once its result has been fetched."""
+    keep_unfetched_days: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """After its end, where nobody has fetched its result."""
+    keep_mib: _Positive = 1024
+    """Of all ended chains; past it the oldest go, first those that were fetched."""
+
+
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration."""
 
@@ -50,14 +85,19 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Capacity of a log, and so the most tokens one agent may write; default: max_model_len, else 32768."""
     max_queued: _Positive = 10_000
     """Chains that may wait for slots; more are refused."""
-    keep_finished: _Positive = 1000
-    """Ended chains whose result is kept, the latest."""
     drain_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0
-    """How long SIGTERM waits for running chains before it cancels them."""
+    """How long SIGTERM waits for running chains; what is not through by then goes on at the next start."""
     start_seconds: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
     """How long an engine may take to start."""
     runtime_dir: str | None = None
     """Where the sockets are; default: the instance's folder in $XDG_RUNTIME_DIR or /run."""
+    state_dir: str | None = None
+    """Where accepted chains are kept; default: $STATE_DIRECTORY, else the instance's folder in $XDG_STATE_HOME or
+    ~/.local/state."""
+    client_group: str | None = None
+    """A Unix group whose members may use the control socket; None: this user (and root) alone."""
+    log_dir: str | None = None
+    """Where the last words of workers that died are written, a file each; None: $LOGS_DIRECTORY, else nowhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_worker_output: bool = False
     """Log every line that workers and engines print, not only those of a worker that failed."""
@@ -67,6 +107,9 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     environment: dict[str, str] = {}
     """Environment of every worker."""
     simulated: SimulatedSettings = SimulatedSettings()
+    watch: WatchConfig = WatchConfig()
+    restart: RestartConfig = RestartConfig()
+    store: StoreConfig = StoreConfig()
 
     @property
     def log_capacity(self) -> int:

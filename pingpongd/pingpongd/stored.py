@@ -1,0 +1,91 @@
+"""What the chain store keeps of a chain; times are in ns since the chain's submission, as no clock outlives a boot."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pingpong_bus.chain import Chain
+from pingpong_bus.messages import (
+    AppendRecord,
+    ChainResult,
+    ChainState,
+    FinishReason,
+    Placement,
+    PreparedAgent,
+    ResumeEntry,
+    SessionKind,
+    SubmitOptions,
+)
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What was accepted: enough to run the chain, whenever that is."""
+
+    chain: Chain
+    """With a seed wherever an agent's temperature is above 0."""
+    inputs: dict[str, str]
+    options: SubmitOptions
+    prepared: list[PreparedAgent]
+    model: str
+    """The engines' model: the prompts are tokenized for it, and no other can run them."""
+    number: int
+    """Chains are numbered in the order of their acceptance."""
+    submitted_at: float
+    """Seconds since the epoch; shown to people, and the base of deadlines and ages across restarts."""
+    key: str = ""
+    """Submitting again with it names this chain."""
+
+
+class AgentOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that has finished."""
+
+    worker: str
+    output_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    stop_token: int | None
+    session: SessionKind | None
+    prompt_tokens: int
+    prompt_digest: str
+    cached_tokens: int
+    prompt_token_match: bool | None
+    appends: list[AppendRecord]
+    opened_ns: int
+    finalized_ns: int
+    first_token_ns: int
+    last_token_ns: int
+    attempt: int
+    resumed: list[ResumeEntry]
+
+
+class LiveChain(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain that had not ended when the daemon did."""
+
+    id: str
+    job: Job
+    started: bool
+    """Some agent may have run."""
+    attempt: int
+    """Of its unfinished agents, this start of the daemon counted: 1, and one more for each start after `started`."""
+    outcomes: dict[int, AgentOutcome]
+    """Of the agents that have finished, by index."""
+
+
+class EndedChain(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain that has ended, for `list` and its like."""
+
+    id: str
+    name: str
+    state: ChainState
+    placement: Placement | None
+    agents: int
+    finished_agents: int
+    submitted_at: float
+    ended_at: float
+    e2e_ms: float | None
+
+
+class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an ended chain, with the ids of its prompts where they are known."""
+
+    result: ChainResult
