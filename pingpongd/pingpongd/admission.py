@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pingpong_bus.chain import Chain
+from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.errors import ChainError, Overloaded
 from pingpong_bus.messages import EngineLimits, Literals, PreparedAgent
 
@@ -37,7 +37,6 @@ def check_fits(chain: Chain, prepared: Sequence[PreparedAgent], limits: Sequence
             field="agents",
             hint="Split the chain, or raise `slots` in the configuration.",
         )
-    longest = min(min(limit.max_model_len, limit.kv_tokens) for limit in limits)
     for index, (agent, prompt) in enumerate(zip(chain.agents, prepared, strict=True)):
         if agent.max_tokens > room.slot_tokens:
             raise ChainError(
@@ -46,15 +45,41 @@ def check_fits(chain: Chain, prepared: Sequence[PreparedAgent], limits: Sequence
                 hint="Ask for fewer tokens, or raise `slot_tokens` in the configuration.",
             )
         literal, upstream = prompt_bounds(chain, prompt)
-        total = literal + upstream + agent.max_tokens
-        if total > longest:
-            read = f" + up to {upstream} read from other agents" if upstream else ""
-            raise ChainError(
-                f'agent "{agent.name}" needs up to {total} tokens ({literal} of prompt{read} + {agent.max_tokens} '
-                f"max_tokens) and the engine takes {longest}.",
-                field=f"agents[{index}].max_tokens",
-                hint="Shorten the prompt or the outputs it reads, or lower max_tokens.",
-            )
+        for limit in limits:
+            _check_engine(index, agent, literal, upstream, limit)
+
+
+def _check_engine(index: int, agent: Agent, literal: int, upstream: int, limit: EngineLimits) -> None:
+    """Refuse an agent that is too long for an engine, and blame what makes it so."""
+    kv_tokens = limit.kv_tokens // limit.block_size * limit.block_size  # a sequence holds whole blocks
+    total = literal + upstream + agent.max_tokens
+    if total <= min(limit.max_model_len, kv_tokens):
+        return
+    if limit.max_model_len <= kv_tokens:
+        most, holder, more = limit.max_model_len, "the engine takes", "raise `max_model_len`"
+    else:
+        most = kv_tokens
+        holder = "the engine's KV cache holds"
+        more = "give the KV cache more memory"
+    read = f" + up to {upstream} read from other agents" if upstream else ""
+    needs = (
+        f'agent "{agent.name}" needs up to {total} tokens ({literal} of prompt{read} + {agent.max_tokens} '
+        f"max_tokens) and {holder} {most}."
+    )
+    # One token has to be left to write.
+    if literal >= most:
+        field, hint = _prompt_field(agent), f"Shorten the prompt, or {more}."
+    elif literal + upstream >= most:
+        field, hint = _prompt_field(agent), f"Lower max_tokens of the agents it reads, shorten the prompt, or {more}."
+    else:
+        field, hint = "max_tokens", f"Lower max_tokens, shorten the prompt or the outputs it reads, or {more}."
+    raise ChainError(needs, field=f"agents[{index}].{field}", hint=hint)
+
+
+def _prompt_field(agent: Agent) -> str:
+    """The field that holds the agent's prompt."""
+    kinds = ("messages", "raw_prompt", "prompt_ids")
+    return next((kind for kind in kinds if getattr(agent, kind) is not None), "prompt")
 
 
 def prompt_bounds(chain: Chain, prompt: PreparedAgent) -> tuple[int, int]:

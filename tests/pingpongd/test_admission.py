@@ -54,7 +54,7 @@ def test_the_kv_cache_bounds_too() -> None:
     small = EngineLimits(
         engine="t", model="m", max_model_len=1000, vocabulary_size=9, block_size=1, kv_tokens=50, max_num_seqs=1
     )
-    with pytest.raises(ChainError, match="takes 50"):
+    with pytest.raises(ChainError, match="KV cache holds 50"):
         check_fits(pair(1, 1), prompts(50, 1), [LIMITS, small], ROOM)
 
 
