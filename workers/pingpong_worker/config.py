@@ -54,3 +54,5 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     supervisor_pid: int
     """The worker ends when this process does."""
     heartbeat_s: float = 1.0
+    identity: str = ""
+    """Of its connection to the supervisor, one for each start of the worker; empty: its name."""

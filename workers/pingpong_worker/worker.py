@@ -81,7 +81,7 @@ class Worker:
         self._parts = parts
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, config.name.encode())
+        self._socket.setsockopt(zmq.IDENTITY, (config.identity or config.name).encode())
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a supervisor that is busy must not stall tokens
         self._welcome = asyncio.Event()
