@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pingpong_bus.errors import ConfigError
+from pingpong_worker.shared_memory_names import instance_prefix, unlink_segments
 
 _SOCKET_PATH_LIMIT = 107  # sockaddr_un.sun_path, less the final NUL
 _LONGEST_NAME = len("/bus-") + 32 + len(".sock")
@@ -56,7 +57,7 @@ class RuntimeDir:
         try:
             os.ftruncate(self._lock, 0)
             os.write(self._lock, f"{os.getpid()}\n".encode())
-            self._clear()
+            _clear(path)
             self.temporary.mkdir(mode=0o700)
         except OSError as error:
             os.close(self._lock)
@@ -83,12 +84,10 @@ class RuntimeDir:
         """Temporary files of the workers and their engines; removed with the daemon."""
         return self.path / "tmp"
 
-    def _clear(self) -> None:
-        """Remove what this daemon, or one that was killed here, left; the lock is ours, so nobody uses it."""
-        for entry in self.path.iterdir():
-            if _is_socket(entry):
-                entry.unlink()
-        shutil.rmtree(self.temporary, ignore_errors=True)
+    @property
+    def segment_prefix(self) -> str:
+        """Prefix of the names that the workers and their engines have in /dev/shm; they are removed with the daemon."""
+        return instance_prefix(self.path)
 
     def __enter__(self) -> RuntimeDir:
         return self
@@ -96,9 +95,34 @@ class RuntimeDir:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._clear()
+        _clear(self.path)
         (self.path / "lock").unlink(missing_ok=True)
         os.close(self._lock)
+
+
+def clear_abandoned(path: Path) -> bool:
+    """Empty the folder of a daemon that was killed.
+
+    Returns:
+        False where the folder is gone, or another daemon has it by now: then what is in it is that one's.
+    """
+    try:
+        lock = _lock(path / "lock")
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    _clear(path)
+    (path / "lock").unlink(missing_ok=True)
+    os.close(lock)
+    return True
+
+
+def _clear(path: Path) -> None:
+    """Remove what this daemon, or one that was killed here, left; the lock is ours, so nobody uses it."""
+    for entry in path.iterdir():
+        if _is_socket(entry):
+            entry.unlink()
+    shutil.rmtree(path / "tmp", ignore_errors=True)
+    unlink_segments(instance_prefix(path))
 
 
 def _check_ours(path: Path) -> None:
