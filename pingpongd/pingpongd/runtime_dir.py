@@ -17,7 +17,9 @@ _LONGEST_NAME = len("/bus-") + 32 + len(".sock")
 
 
 def default_runtime_dir(instance: str) -> Path:
-    """Where an instance's sockets are: in $XDG_RUNTIME_DIR, else in /run."""
+    """Where an instance's sockets are: where systemd made a folder for them, else in $XDG_RUNTIME_DIR, else in /run."""
+    if made := os.environ.get("RUNTIME_DIRECTORY"):
+        return Path(made.partition(":")[0])
     name = "pingpongd" if instance == "default" else f"pingpongd-{instance}"
     return Path(os.environ.get("XDG_RUNTIME_DIR") or "/run") / name
 
