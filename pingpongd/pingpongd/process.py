@@ -9,20 +9,35 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import suppress
+from typing import Protocol
 
 import msgspec
-import psutil
 
 from pingpong_worker.config import WorkerConfig
+from pingpong_worker.shared_memory_names import PREFIX_VARIABLE, unlink_segments, worker_prefix
+from pingpongd.process_group import group_lives
 
 _TAIL_LINES = 40
 _LINE_LIMIT = 64 * 1024
 _KILL_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 2.0
-_ADRIFT = ((None, 3.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0))
-"""What the rest of a group gets once its worker has ended, and how long each may take: first time to notice by itself,
-so that Python's resource tracker clears away the engine's shared memory; it would not outlive a signal to all."""
+_GRACE_SECONDS = 0.3
+"""What the rest of a group has to end by itself after a worker that was not killed: its engine has been shut down, and
+Python's resource tracker is at its last work."""
+_UNDYING_SECONDS = 10.0
+"""When to give up on a process that does not even die of SIGKILL, such as in a driver's uninterruptible wait."""
+_POLL_SECONDS = 0.02
+
+
+class Guard(Protocol):
+    """Who ends a worker's processes where this process cannot."""
+
+    def watch(self, pid: int, prefix: str) -> None:
+        """A worker has been started."""
+
+    def forget(self, pid: int) -> None:
+        """It is gone, with all that it started."""
 
 
 class WorkerProcess:
@@ -31,9 +46,19 @@ class WorkerProcess:
     It leads a process group of its own, so that Ctrl-C in the daemon's terminal reaches the daemon alone and what the
     worker starts can be ended with it. Its end is seen on its pid (a pidfd): a child that holds the worker's output
     open, because it hangs, does not hide it.
+
+    Where its environment has a prefix for names in /dev/shm, it gets one of its own under that, and what has it is
+    removed once all of its processes have ended.
     """
 
-    def __init__(self, command: Sequence[str], data: bytes, environment: dict[str, str], fds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        data: bytes,
+        environment: dict[str, str],
+        fds: Sequence[int],
+        guard: Guard | None = None,
+    ) -> None:
         """Start it on the calling thread, which has to be the main one.
 
         The worker asks the kernel for a signal when its parent *thread* ends.
@@ -43,7 +68,14 @@ class WorkerProcess:
             data: what it reads from its standard input.
             environment: its whole environment.
             fds: descriptors that it inherits.
+            guard: is told of it before it does anything.
         """
+        self._guard = guard
+        instance = environment.get(PREFIX_VARIABLE)
+        self.segment_prefix = worker_prefix(instance) if instance else None
+        """Of the names that it and its engine have in /dev/shm."""
+        if self.segment_prefix:
+            environment = environment | {PREFIX_VARIABLE: self.segment_prefix}
         self._popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -54,6 +86,8 @@ class WorkerProcess:
             process_group=0,
         )
         self.pid = self._popen.pid
+        if guard is not None and self.segment_prefix is not None:
+            guard.watch(self.pid, self.segment_prefix)
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         """The last lines that it printed."""
         self.on_line: Callable[[str], None] | None = None
@@ -70,10 +104,10 @@ class WorkerProcess:
         self._over = asyncio.create_task(self._see_through(), name=f"process {self.pid}")
 
     @classmethod
-    def spawn(cls, config: WorkerConfig, environment: dict[str, str]) -> WorkerProcess:
+    def spawn(cls, config: WorkerConfig, environment: dict[str, str], guard: Guard | None = None) -> WorkerProcess:
         """Start a worker; it inherits the slab's descriptor."""
         command = [sys.executable, "-m", "pingpong_worker.main"]
-        return cls(command, msgspec.json.encode(config), environment, [config.slab_fd])
+        return cls(command, msgspec.json.encode(config), environment, [config.slab_fd], guard)
 
     @property
     def exit_code(self) -> int | None:
@@ -117,30 +151,35 @@ class WorkerProcess:
     def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if end is not None and end.si_code != os.CLD_EXITED:
+            # Killed: its engine has been told nothing, and has nothing to tell. The number is its own until the wait.
+            os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait()
         self._exited.set()
 
     async def _see_through(self) -> None:
-        """Read what it prints; once it has ended, end its group and hear the last words."""
+        """Read what it prints; once it has ended, end its group, remove what they left and hear the last words."""
         reading = asyncio.create_task(self._read())
         await self.exited()
         await self._end_group()
+        if self.segment_prefix is not None:
+            unlink_segments(self.segment_prefix)
+        if self._guard is not None:
+            self._guard.forget(self.pid)
         await asyncio.wait({reading}, timeout=_LAST_WORDS_SECONDS)
         reading.cancel()
         await asyncio.wait({reading})
 
     async def _end_group(self) -> None:
         """End what is left of its group: engines that did not notice that their worker is gone."""
-        for number, seconds in _ADRIFT:
-            if number is not None:
-                try:
-                    os.killpg(self.pid, number)
-                except ProcessLookupError:
-                    return
-            for _ in range(int(seconds / 0.05)):
-                if not _group_lives(self.pid):
-                    return
-                await asyncio.sleep(0.05)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        while (waited := loop.time() - start) < _UNDYING_SECONDS and group_lives(self.pid):
+            if waited >= _GRACE_SECONDS:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _read(self) -> None:
         stream = asyncio.StreamReader(limit=_LINE_LIMIT)
@@ -160,16 +199,3 @@ class WorkerProcess:
                     self.on_line(text)
         finally:
             transport.close()
-
-
-def _group_lives(group: int) -> bool:
-    """Whether a process of the group runs that is not a zombie."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if os.getpgid(int(entry.name)) == group and psutil.Process(int(entry.name)).status() != "zombie":
-                return True
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return False

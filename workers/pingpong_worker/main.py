@@ -18,6 +18,7 @@ from pingpong_bus.errors import ConfigError
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.parent_death import die_with_parent
 from pingpong_worker.pinning import pin
+from pingpong_worker.shared_memory_names import use_own_names
 from pingpong_worker.vllm_plugin import end_with_worker
 from pingpong_worker.worker import Parts, Worker
 
@@ -43,6 +44,7 @@ def main() -> None:
     if not die_with_parent(config.supervisor_pid):
         sys.exit("the supervisor is gone")
     os.environ.update(config.environment)
+    use_own_names()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     sys.exit(asyncio.run(_run(config)))
 
@@ -99,3 +101,4 @@ if __name__ == "__main__":
 elif __name__ == "__mp_main__":
     # A process that vLLM spawns imports this module first, under this name.
     end_with_worker()
+    use_own_names()

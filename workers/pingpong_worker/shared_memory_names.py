@@ -45,7 +45,7 @@ def use_own_names() -> bool:
     Children that `multiprocessing` spawns inherit the semaphores' prefix only: each has to call this.
 
     Returns:
-        False where there is no prefix, or where this Python makes its names in another way than 3.11 to 3.14 do: the
+        False where there is no prefix, or where this Python makes its names in another way than 3.11 to 3.13 do: the
         supervisor's sweeper then knows the segments by who maps them.
     """
     import multiprocessing  # here: the sweeper, which is to stay small, has no use for it

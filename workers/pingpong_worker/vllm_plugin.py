@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from pingpong_worker.parent_death import die_with_parent
+from pingpong_worker.shared_memory_names import use_own_names
 
 WORKER_PID = "PINGPONG_WORKER_PID"
 """Set by a worker to its own pid; its engine's processes inherit it."""
@@ -31,6 +32,7 @@ def register() -> None:
     if WORKER_PID not in os.environ:
         return
     end_with_worker()
+    use_own_names()
     path = os.environ.get(FAILURE_FILE)
     logger = logging.getLogger("vllm")
     if path and not any(isinstance(handler, FailureHandler) for handler in logger.handlers):
