@@ -15,13 +15,15 @@ from pingpong_bus.messages import (
     FinishReason,
     Literals,
     PreparedAgent,
+    ResumeEntry,
     SessionKind,
     StreamRef,
     SubmitOptions,
 )
 from pingpong_bus.messages import ChainState as ChainStateName
-from pingpongd.chain_state import ChainState, Phase, Stage
-from pingpongd.placement import ChainShape, Plan
+from pingpongd.chain_state import ChainState, Phase, Stage, new_chain
+from pingpongd.placement import ChainShape, Plan, chain_shape
+from pingpongd.stored import AgentOutcome, Job, LiveChain
 
 AgentStateName = Literal["waiting", "reading", "writing", "finished", "failed", "cancelled"]
 
@@ -30,6 +32,9 @@ _AGENT_STATES: dict[Phase, AgentStateName] = {
     Phase.DISPATCHED: "waiting",
     Phase.READING: "reading",
     Phase.WRITING: "writing",
+    Phase.INTERRUPTED: "writing",
+    Phase.RESUMING: "writing",
+    Phase.YIELDING: "waiting",
     Phase.WRITTEN: "finished",
     Phase.DONE: "finished",
     Phase.FAILED: "failed",
@@ -51,6 +56,11 @@ class AgentRecord:
     """One agent's run; times are CLOCK_MONOTONIC in ns, 0 where it has not come to that."""
 
     hop: str = ""
+    hops: int = 0
+    """Hops that it was given so far, in this life of the daemon."""
+    losses: int = 0
+    """Of them, those that a dying worker or engine took along."""
+    attempt: int = 1
     worker: str = ""
     stream: StreamRef | None = None
     opened_ns: int = 0
@@ -67,6 +77,20 @@ class AgentRecord:
     stop_token: int | None = None
     session: SessionKind | None = None
     prompt_token_match: bool | None = None
+    resumed: list[ResumeEntry] = field(default_factory=list)
+    resumes_told: int = 0
+    """Of `resumed`, those that followers have been told of."""
+
+    @property
+    def text_chars(self) -> int:
+        """Characters of text so far."""
+        return sum(map(len, self.text))
+
+    def begin_anew(self) -> None:
+        """Forget what it has written: the log that held it is gone."""
+        self.attempt += 1
+        self.first_token_ns = 0
+        self.output_ids, self.text = [], []
 
 
 @dataclass(eq=False)
@@ -74,16 +98,105 @@ class ChainRecord:
     """A chain from its acceptance until its result is dropped."""
 
     id: str
-    number: int
-    chain: Chain
-    inputs: dict[str, str]
-    options: SubmitOptions
-    prepared: list[PreparedAgent]
+    job: Job
     shape: ChainShape
     submitted_ns: int
+    """CLOCK_MONOTONIC; of a chain from before the daemon's start, what it would have been."""
     state: ChainState
     agents: list[AgentRecord]
     plan: Plan | None = None
+    waits_for: str = ""
+    """What keeps a chain from running that was accepted, in words: another model than the engines have, for one."""
+    recovered: bool = False
+    """It was accepted before the daemon's start, and had begun to run."""
+
+    @classmethod
+    def accepted(
+        cls, chain_id: str, job: Job, upstreams: tuple[tuple[int, ...], ...], submitted_ns: int
+    ) -> ChainRecord:
+        """A chain that has just been accepted."""
+        shape = chain_shape(upstreams, job.prepared)
+        state = new_chain(upstreams, job.chain.start)
+        return cls(chain_id, job, shape, submitted_ns, state, [AgentRecord() for _ in job.chain.agents])
+
+    @classmethod
+    def restored(cls, live: LiveChain, upstreams: tuple[tuple[int, ...], ...], submitted_ns: int) -> ChainRecord:
+        """A chain that an earlier life of the daemon has accepted; it goes on from its finished agents."""
+        record = cls.accepted(live.id, live.job, upstreams, submitted_ns)
+        kept: list[int] = []
+        for index, reads in enumerate(upstreams):
+            outcome = live.outcomes.get(index)
+            # What it was made from may have been lost: then it is void as well.
+            if outcome is not None and all(at in kept for at in reads):
+                kept.append(index)
+                record.agents[index] = _restored_agent(outcome, submitted_ns)
+            else:
+                record.agents[index].attempt = live.attempt
+        record.state = new_chain(upstreams, live.job.chain.start, kept)
+        record.recovered = live.started
+        return record
+
+    @property
+    def chain(self) -> Chain:
+        """As submitted, with a seed for every agent that samples."""
+        return self.job.chain
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Values of the chain's inputs."""
+        return self.job.inputs
+
+    @property
+    def options(self) -> SubmitOptions:
+        """How it is run."""
+        return self.job.options
+
+    @property
+    def prepared(self) -> list[PreparedAgent]:
+        """Its prompts, per agent."""
+        return self.job.prepared
+
+    @property
+    def number(self) -> int:
+        """Its place in the order of acceptance."""
+        return self.job.number
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """When it is of no use any more."""
+        seconds = self.options.deadline_s
+        return None if seconds is None else self.submitted_ns + int(seconds * 1e9)
+
+    def outcome(self, index: int) -> AgentOutcome:
+        """What the store keeps of an agent that has finished."""
+        agent, zero = self.agents[index], self.submitted_ns
+        assert agent.finish_reason is not None  # noqa: S101 - it has finished
+
+        def since(at_ns: int) -> int:
+            return at_ns - zero if at_ns else 0
+
+        return AgentOutcome(
+            worker=agent.worker,
+            output_ids=agent.output_ids,
+            text="".join(agent.text),
+            finish_reason=agent.finish_reason,
+            stop_token=agent.stop_token,
+            session=agent.session,
+            prompt_tokens=agent.prompt_tokens,
+            prompt_digest=agent.prompt_digest,
+            cached_tokens=agent.cached_tokens,
+            prompt_token_match=agent.prompt_token_match,
+            appends=[
+                AppendRecord(at_ns=since(it.at_ns), done_ns=since(it.done_ns), tokens=it.tokens, sent=it.sent)
+                for it in agent.appends
+            ],
+            opened_ns=since(agent.opened_ns),
+            finalized_ns=since(agent.finalized_ns),
+            first_token_ns=since(agent.first_token_ns),
+            last_token_ns=since(agent.last_token_ns),
+            attempt=agent.attempt,
+            resumed=agent.resumed,
+        )
 
     @property
     def state_name(self) -> ChainStateName:
@@ -141,7 +254,8 @@ class ChainRecord:
             e2e_ms=self.e2e_ms,
             agents=[self._agent_result(index, prompt_ids=prompt_ids) for index in range(len(self.agents))],
             error=self.state.error,
-            why=self.plan.why if self.plan else "",
+            why=self.plan.why if self.plan else self.waits_for,
+            resumed=self.recovered or any(agent.resumed for agent in self.agents),
         )
 
     def summary(self, now_ns: int) -> ChainSummary:
@@ -194,4 +308,35 @@ class ChainRecord:
             prompt_digest=agent.prompt_digest,
             prompt_ids=self.prompt_ids(index) if prompt_ids else None,
             note=self.prepared[index].note,
+            attempt=agent.attempt,
+            resumed=agent.resumed,
+            seed=self.chain.agents[index].seed,
         )
+
+
+def _restored_agent(outcome: AgentOutcome, submitted_ns: int) -> AgentRecord:
+    def moment(since_ns: int) -> int:
+        return submitted_ns + since_ns if since_ns else 0
+
+    return AgentRecord(
+        attempt=outcome.attempt,
+        worker=outcome.worker,
+        opened_ns=moment(outcome.opened_ns),
+        finalized_ns=moment(outcome.finalized_ns),
+        first_token_ns=moment(outcome.first_token_ns),
+        last_token_ns=moment(outcome.last_token_ns),
+        appends=[
+            AppendRecord(at_ns=moment(it.at_ns), done_ns=moment(it.done_ns), tokens=it.tokens, sent=it.sent)
+            for it in outcome.appends
+        ],
+        prompt_tokens=outcome.prompt_tokens,
+        prompt_digest=outcome.prompt_digest,
+        cached_tokens=outcome.cached_tokens,
+        text=[outcome.text],
+        output_ids=outcome.output_ids,
+        finish_reason=outcome.finish_reason,
+        stop_token=outcome.stop_token,
+        session=outcome.session,
+        prompt_token_match=outcome.prompt_token_match,
+        resumed=outcome.resumed,
+    )

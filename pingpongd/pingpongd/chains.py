@@ -1,182 +1,258 @@
-"""The chains: accepts them, applies what happens to their state, and carries out the commands that follow."""
+"""The chains that the daemon knows: accepted, kept, queued, found and forgotten. `chain_runs.py` runs them."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Any, Literal
 
+import msgspec
 import structlog
 
-from pingpong_bus.chain import Part, RenderedMessage, raw_parts, rendered_messages, resolve_inputs, upstreams
+from pingpong_bus.chain import Chain, resolve_inputs, upstreams
 from pingpong_bus.chain import validate_chain as check_chain
-from pingpong_bus.errors import ChainNotFound, EngineError, Overloaded, PingpongError, UsageError
-from pingpong_bus.messages import (
-    AbortHop,
-    ChainEvent,
-    ChainSummary,
-    ChunkSettings,
-    HopAppended,
-    HopChecked,
-    HopEnded,
-    HopFinalized,
-    HopFirstToken,
-    HopOpened,
-    HopSegment,
-    HopSpec,
-    HopText,
-    JoinedPrompt,
-    Literals,
-    Sampling,
-    StartHop,
-    StreamRef,
-    StreamSegment,
-    Submit,
-    WorkerMessage,
-)
+from pingpong_bus.errors import ChainNotFound, Overloaded, PingpongError, StoreError, UsageError
+from pingpong_bus.messages import ChainEvent, ChainResult, ChainSummary, Submit
 from pingpong_bus.messages import ChainState as ChainStateName
 from pingpong_bus.slab import Slab
-from pingpong_bus.token_log import TokenLogReader
-from pingpongd.admission import Room, check_fits, check_queue, prompt_bounds
-from pingpongd.chain_record import AgentRecord, ChainRecord
-from pingpongd.chain_state import (
-    ENDED,
-    LIVE,
-    Abort,
-    Admitted,
-    CancelAsked,
-    Checked,
-    Command,
-    Dispatch,
-    Ended,
-    Event,
-    Finish,
-    FirstToken,
-    IllegalTransition,
-    Opened,
-    Phase,
-    Stage,
-    Unplaceable,
-    new_chain,
-    transition,
-)
+from pingpongd.admission import Room, check_fits, check_queue
+from pingpongd.chain_queue import ChainQueue
+from pingpongd.chain_record import ChainRecord
+from pingpongd.chain_runs import ChainRuns
+from pingpongd.chain_state import CancelAsked, FailAsked, Stage
 from pingpongd.config import DaemonConfig
-from pingpongd.fleet import Fleet, Worker
+from pingpongd.fleet import Fleet
 from pingpongd.placement import chain_shape, place
+from pingpongd.store import Store
+from pingpongd.stored import Job, LiveChain
 
 _log = structlog.get_logger()
-EventKind = Literal["started", "opened", "reading", "finalized", "writing", "tokens", "agent_finished", "ended"]
+_SEED_BITS = 48
 
 
 class Chains:
-    """Every chain that the daemon knows."""
+    """Every chain that the daemon knows; those that have ended are in the store alone."""
 
-    def __init__(self, config: DaemonConfig, slab: Slab, publish: Callable[[ChainEvent], None]) -> None:
+    def __init__(self, config: DaemonConfig, slab: Slab, store: Store, publish: Callable[[ChainEvent], None]) -> None:
         """Args:
         config: the daemon's.
         slab: where token logs are.
+        store: where chains are kept.
         publish: called with every event of every chain.
         """
-        self._config = config
-        self._slab = slab
-        self._publish = publish
-        self.fleet: Fleet | None = None
-        """Set once there is one; nothing is accepted before."""
+        self.config = config
+        self.runs = ChainRuns(config, slab, publish, self)
         self.draining = False
+        """No chain starts any more, and none is accepted."""
         self.idle = asyncio.Event()
-        """Set while no chain is under way."""
+        """Set while no chain runs; others may be waiting."""
         self.idle.set()
+        self._slab = slab
+        self._store = store
         self._records: OrderedDict[str, ChainRecord] = OrderedDict()
-        self._queue: deque[ChainRecord] = deque()
-        self._ended: deque[str] = deque()
-        """Ids of the ended chains that are kept, in the order of their end."""
-        self._hops: dict[str, tuple[ChainRecord, int]] = {}
-        self._count = 0
+        self._queue = ChainQueue()
+        self._running: set[str] = set()
+        self._keys: dict[str, asyncio.Task[str]] = {}
+        """Submissions under way, by their key."""
+        self._ends: set[asyncio.Task[None]] = set()
+        self._ended: Counter[ChainStateName] = Counter()
+        self._count = store.next_number
+        self._starting = False
 
-    # ------------------------------------------------------------------------------------------------ for clients
+    # ---------------------------------------------------------------------------------------------------- the fleet
 
-    async def submit(self, request: Submit) -> ChainRecord:
-        """Check, tokenize and accept a chain; it starts at once or waits for token logs.
+    def serve(self, fleet: Fleet) -> None:
+        """The engines serve: take up what an earlier life of the daemon has left, and new chains."""
+        self.runs.fleet = fleet
+        for live in self._store.live():
+            self._restore(live)
+        self.start_waiting()
+
+    def _restore(self, live: LiveChain) -> None:
+        job = live.job
+        now, age_s = time.monotonic_ns(), max(0.0, time.time() - job.submitted_at)  # a clock may be set back
+        record = ChainRecord.restored(live, _reads(job.chain), now - int(age_s * 1e9))
+        self._records[record.id] = record
+        record.waits_for = self._why_not(record)
+        _log.info(
+            "chain_restored",
+            chain=record.id,
+            agents=len(record.agents),
+            finished=len(live.outcomes),
+            waits_for=record.waits_for,
+        )
+        if record.waits_for:
+            # Kept, not failed: it can run once the daemon is configured as it was, and its owner can cancel it.
+            _log.warning("chain_waits", chain=record.id, reason=record.waits_for)
+        else:
+            self._enqueue(record)
+
+    def _why_not(self, record: ChainRecord) -> str:
+        """Why a chain that was accepted cannot run as the daemon is configured now; empty where it can."""
+        limits = [worker.limits for worker in self._fleet.ready if worker.limits is not None]
+        if limits and record.job.model != limits[0].model:
+            return f"it was accepted for the model {record.job.model}, and the daemon serves {limits[0].model}"
+        try:
+            check_fits(record.chain, record.prepared, limits, self._room)
+        except PingpongError as error:
+            return f"it does not fit any more: {error}"
+        return ""
+
+    # ---------------------------------------------------------------------------------------------------- for clients
+
+    async def submit(self, request: Submit) -> str:
+        """Check, tokenize and keep a chain; once this returns its id it is accepted for good.
+
+        The same key names the same chain, however often it is submitted.
 
         Raises:
-            PingpongError: it cannot run, or not now.
+            PingpongError: it cannot run, or not now, or cannot be kept.
         """
-        submitted_ns = time.monotonic_ns()
+        if not request.key:
+            return await self._accept(request)
+        known = self._store.find_key(request.key)
+        if known is not None and request.key not in self._keys:
+            return known
+        task = self._keys.get(request.key)
+        if task is None:
+            task = asyncio.create_task(self._accept(request), name=f"submission {request.key}")
+            self._keys[request.key] = task
+            task.add_done_callback(lambda task: self._submitted(request.key, task))
+        return await asyncio.shield(task)
+
+    def _submitted(self, key: str, task: asyncio.Task[str]) -> None:
+        del self._keys[key]
+        if not task.cancelled():
+            task.exception()  # its client may have gone, and nobody else asks for it
+
+    async def _accept(self, request: Submit) -> str:
+        submitted_ns, submitted_at = time.monotonic_ns(), time.time()
         self._require_serving()
         fleet = self._fleet
         check_chain(request.chain)
         inputs = resolve_inputs(request.chain, request.inputs)
-        room = Room(self._slab.slots, self._slab.capacity, self._config.max_queued)
-        check_queue(len(self._queue), room)
+        check_queue(len(self._queue), self._room)
         prepared = await fleet.prepare(request.chain, inputs)
         self._require_serving()  # tokenizing took a moment: once more
-        check_queue(len(self._queue), room)
+        check_queue(len(self._queue), self._room)
         limits = [worker.limits for worker in fleet.ready if worker.limits is not None]
-        check_fits(request.chain, prepared, limits, room)
+        check_fits(request.chain, prepared, limits, self._room)
         self._check_options(request, limits[0].sessions)
-        reads = tuple(tuple(upstreams(request.chain, index)) for index in range(len(request.chain.agents)))
-        shape = chain_shape(reads, prepared)
+        reads, number = _reads(request.chain), self._count
         # Placement is asked once now, so that what cannot be placed is refused, and again when the chain starts.
-        place(shape, request.options.mode, fleet.views(), self._count, request.options.group)
-        record = ChainRecord(
-            id=self._new_id(),
-            number=self._count,
-            chain=request.chain,
+        place(chain_shape(reads, prepared), request.options.mode, fleet.views(), number, request.options.group)
+        self._count += 1
+        job = Job(
+            chain=_with_seeds(request.chain),
             inputs=inputs,
             options=request.options,
             prepared=prepared,
-            shape=shape,
-            submitted_ns=submitted_ns,
-            state=new_chain(reads, request.chain.start),
-            agents=[AgentRecord() for _ in request.chain.agents],
+            model=limits[0].model,
+            number=number,
+            submitted_at=submitted_at,
+            key=request.key,
         )
-        self._count += 1
-        self._records[record.id] = record
-        self.idle.clear()
-        self._queue.append(record)
-        _log.info("chain_accepted", chain=record.id, name=record.chain.name, agents=len(record.agents))
-        return record
+        chain_id = self._new_id()
+        record = ChainRecord.accepted(chain_id, job, reads, submitted_ns)
+        self._records[chain_id] = record
+        try:
+            await self._store.add(chain_id, job)
+        except BaseException:
+            del self._records[chain_id]
+            raise
+        _log.info("chain_accepted", chain=chain_id, name=request.chain.name, agents=len(record.agents))
+        if chain_id in self._records:  # it may have been cancelled already, by somebody who looked at the list
+            self._enqueue(record)
+        return chain_id
 
-    def start_waiting(self) -> None:
-        """Start the waiting chains for which there are token logs."""
-        # First come, first served: none overtakes, so none starves; each gets all its logs at once, so no two chains
-        # can wait for each other. Asked anew each time: a chain that cannot start ends, and lets others start.
-        while self._queue and len(self._queue[0].agents) <= self._slab.free_slots:
-            self._start(self._queue.popleft())
+    def is_live(self, chain: str) -> bool:
+        """Whether it has not ended."""
+        return chain in self._records
 
-    def find(self, chain: str) -> ChainRecord:
-        """The chain of that id.
+    async def snapshot(self, chain: str) -> ChainResult:
+        """Where a chain stands. Of a live one it is given without a turn of the event loop.
 
         Raises:
-            ChainNotFound: there is none.
+            ChainNotFound: there is none of that id.
         """
-        try:
-            return self._records[chain]
-        except KeyError:
-            raise ChainNotFound(f'there is no chain "{chain}".', hint="See `pingpong-client list`.") from None
+        return await self._result(chain, fetched=False)
+
+    async def result(self, chain: str, *, prompt_ids: bool = False) -> ChainResult:
+        """What a chain has given; of one that has ended, it counts as fetched from now on.
+
+        Raises:
+            ChainNotFound: there is none of that id.
+        """
+        if (record := self._records.get(chain)) is not None:
+            return record.result(prompt_ids=prompt_ids)
+        result = await self._result(chain, fetched=True)
+        return result if prompt_ids else _without_prompts(result)
+
+    async def _result(self, chain: str, *, fetched: bool) -> ChainResult:
+        if (record := self._records.get(chain)) is not None:
+            return record.result()
+        result = await self._store.result(chain, fetched=fetched)
+        if result is None:
+            raise _not_found(chain)
+        return result if fetched else _without_prompts(result)
+
+    async def summaries(self, limit: int) -> list[ChainSummary]:
+        """A line for every live chain, and for the latest of those that have ended; the newest last."""
+        now, wall = time.monotonic_ns(), time.time()
+        ended = [
+            ChainSummary(
+                id=entry.id,
+                name=entry.name,
+                state=entry.state,
+                placement=entry.placement,
+                agents=entry.agents,
+                finished_agents=entry.finished_agents,
+                age_s=round(max(0.0, wall - entry.submitted_at), 1),
+                e2e_ms=entry.e2e_ms,
+            )
+            for entry in await self._store.list(limit)
+        ]
+        live = [record.summary(now) for record in self._records.values()]
+        return sorted([*ended, *live], key=lambda summary: -summary.age_s)[-limit:]
 
     def cancel(self, chain: str, why: str = "cancelled") -> None:
-        """End a chain; nothing happens to one that has ended."""
-        record = self.find(chain)
-        if record in self._queue:
-            self._queue.remove(record)
-        self._apply(record, CancelAsked(why))
+        """End a chain; nothing happens to one that has ended.
 
-    def summaries(self) -> list[ChainSummary]:
-        """A line for every chain, the latest last."""
-        now = time.monotonic_ns()
-        return [record.summary(now) for record in self._records.values()]
+        Raises:
+            ChainNotFound: there is none of that id.
+        """
+        record = self._records.get(chain)
+        if record is None:
+            if self._store.knows(chain):
+                return
+            raise _not_found(chain)
+        self._queue.remove(chain)
+        self.runs.apply(record, CancelAsked(why))
+
+    async def forget(self, chain: str) -> None:
+        """Erase an ended chain with its prompts and outputs.
+
+        Raises:
+            UsageError: it has not ended.
+            ChainNotFound: there is none of that id.
+        """
+        if chain in self._records:
+            raise UsageError(
+                f"the chain {chain} has not ended.", hint=f"Cancel it first: `pingpong-client cancel {chain}`."
+            )
+        if not await self._store.forget(chain):
+            raise _not_found(chain)
+        _log.info("chain_forgotten", chain=chain)
 
     def counts(self) -> dict[ChainStateName, int]:
-        """How many chains there are in each state."""
-        return dict(Counter(record.state_name for record in self._records.values()))
+        """How many chains wait and run now, and how many have ended since the daemon's start."""
+        return dict(self._ended + Counter(record.state_name for record in self._records.values()))
 
     def live(self) -> list[ChainRecord]:
         """The chains that have not ended."""
-        return [record for record in self._records.values() if record.state.stage not in ENDED]
+        return list(self._records.values())
 
     async def reset_caches(self) -> None:
         """Empty every prefix cache.
@@ -184,265 +260,119 @@ class Chains:
         Raises:
             UsageError: chains are under way.
         """
-        if self.live():
-            raise UsageError(f"{len(self.live())} chains are under way.", hint="Wait for them, or cancel them.")
+        if self._running or len(self._queue):
+            count = len(self._running) + len(self._queue)
+            raise UsageError(f"{count} chains are under way.", hint="Wait for them, or cancel them.")
         self._require_serving()
         await self._fleet.reset_prefix_caches()
 
-    # ------------------------------------------------------------------------------------------------ for the fleet
+    # ------------------------------------------------------------------------------------------------------ the queue
 
-    def hop_message(self, worker: Worker, message: WorkerMessage) -> None:
-        """A worker reports on one of its hops."""
-        hop = getattr(message, "hop", "")
-        found = self._hops.get(hop)
-        if found is None:
-            _log.debug("hop_unknown", worker=worker.name, hop=hop, message=type(message).__name__)
+    def start_waiting(self) -> None:
+        """Start the waiting chains for which there are token logs."""
+        # Each gets all its logs at once, so no two chains can wait for each other. Asked anew each time, and not from
+        # within itself: a chain that cannot start ends, and lets others start.
+        if self._starting or self.draining or self.runs.fleet is None:
             return
-        record, index = found
-        agent = record.agents[index]
-        match message:
-            case HopOpened(at_ns=at_ns):
-                agent.opened_ns = at_ns
-                literal, _ = prompt_bounds(record.chain, record.prepared[index])
-                self._event(record, "opened", index, at_ns, worker=worker.name, prompt_tokens=literal)
-                self._apply(record, Opened(index))
-            case HopAppended(append=append):
-                agent.appends.append(append)
-                self._event(record, "reading", index, append.done_ns or append.at_ns, sent=append.sent)
-            case HopFinalized(at_ns=at_ns):
-                agent.finalized_ns = at_ns
-                agent.prompt_tokens, agent.prompt_digest = message.prompt_tokens, message.prompt_digest
-                self._event(record, "finalized", index, at_ns, prompt_tokens=message.prompt_tokens)
-            case HopFirstToken(at_ns=at_ns, cached_tokens=cached):
-                agent.first_token_ns, agent.cached_tokens = at_ns, cached
-                ttft = record.ttft_ms(index)
-                self._event(record, "writing", index, at_ns, cached_tokens=cached, ttft_ms=ttft)
-                self._apply(record, FirstToken(index))
-            case HopText(upto=upto, text=text):
-                self._take_output(record, index, upto, text)
-            case HopEnded():
-                self._hop_ended(worker, record, index, message)
-            case HopChecked(prompt_token_match=match):
-                agent.prompt_token_match = match
-                del self._hops[hop]
-                self._apply(record, Checked(index))
-
-    def worker_lost(self, worker: Worker, why: str) -> None:
-        """A worker that served is gone; its hops have failed."""
-        worker.hops.clear()
-        for hop, (record, index) in list(self._hops.items()):
-            if record.agents[index].worker != worker.name or self._hops.pop(hop, None) is None:
-                continue  # another's; or its chain has ended in this very loop
-            if record.state.phases[index] is Phase.WRITTEN:
-                self._apply(record, Checked(index))  # written whole; only the check of its prompt is lost
-            elif record.state.phases[index] in LIVE:
-                self._apply(record, Ended(index, "failed", _blame(record, index, why)))
-
-    def _hop_ended(self, worker: Worker, record: ChainRecord, index: int, message: HopEnded) -> None:
-        if record.state.phases[index] not in LIVE:
-            return  # it answers an AbortHop that crossed the hop's own end
-        agent = record.agents[index]
-        worker.hops.discard(message.hop)
-        assert agent.stream is not None  # noqa: S101 - set when the hop was started
-        count = TokenLogReader(self._slab, agent.stream).peek()[0]
-        if count > len(agent.output_ids):
-            self._take_output(record, index, count, "")
-        agent.session = message.session
-        if message.state == "finished":
-            agent.last_token_ns = message.at_ns
-            agent.finish_reason, agent.stop_token = message.finish_reason, message.stop_token
-            self._remember_prefix(worker, record, index)
-            self._event(
-                record,
-                "agent_finished",
-                index,
-                message.at_ns,
-                finish_reason=message.finish_reason,
-                output_tokens=len(agent.output_ids),
-                total_ms=record.total_ms(index),
-            )
-            _log.info(
-                "agent_finished",
-                chain=record.id,
-                agent=record.chain.agents[index].name,
-                worker=worker.name,
-                ttft_ms=record.ttft_ms(index),
-                total_ms=record.total_ms(index),
-                prompt_tokens=agent.prompt_tokens,
-                cached_tokens=agent.cached_tokens,
-                output_tokens=len(agent.output_ids),
-                appends=len(agent.appends),
-            )
-        error = _blame(record, index, message.message) if message.message else ""
-        self._apply(record, Ended(index, message.state, error))
-        if message.state == "finished" and record.chain.agents[index].prompt_ids is not None:
-            self._hops.pop(message.hop, None)  # gone already where the chain has ended with this hop
-            self._apply(record, Checked(index))  # a prompt given as ids has no text to check
-
-    def _take_output(self, record: ChainRecord, index: int, upto: int, text: str) -> None:
-        """Take the ids up to `upto` from the agent's log, with the text that goes with them."""
-        agent = record.agents[index]
-        assert agent.stream is not None  # noqa: S101 - set when the hop was started
-        start = len(agent.output_ids)
-        ids = TokenLogReader(self._slab, agent.stream).read(start).ids[: max(0, upto - start)]
-        agent.output_ids += ids
-        if text:
-            agent.text.append(text)
-        if ids or text:
-            total = len(agent.output_ids)
-            self._event(record, "tokens", index, time.monotonic_ns(), ids=ids, text=text, output_tokens=total)
-
-    def _remember_prefix(self, worker: Worker, record: ChainRecord, index: int) -> None:
-        digest, length = record.shape.prefixes[index]
-        agent = record.agents[index]
-        if length and not record.options.isolate:
-            worker.memory.computed(digest, length, agent.prompt_tokens + len(agent.output_ids))
-
-    # ---------------------------------------------------------------------------------------------------- commands
-
-    def _start(self, record: ChainRecord) -> None:
+        self._starting = True
         try:
-            record.plan = place(
-                record.shape, record.options.mode, self._fleet.views(), record.number, record.options.group
-            )
-        except PingpongError as error:  # the groups have changed since it was accepted
-            self._apply(record, Unplaceable(str(error)))
-            return
-        for agent, group in zip(record.agents, record.plan.groups, strict=True):
-            agent.stream = self._slab.allocate()
-            agent.worker = group
-        _log.info("chain_started", chain=record.id, placement=record.plan.placement, why=record.plan.why)
-        self._event(record, "started", None, time.monotonic_ns(), placement=record.plan.placement, why=record.plan.why)
-        self._apply(record, Admitted(record.plan.placement))
+            while self.runs.groups():
+                chain = self._queue.next(time.monotonic_ns(), self._slab.free_slots)
+                if chain is None:
+                    return
+                self._running.add(chain)
+                self.idle.clear()
+                self.runs.start(self._records[chain])
+        finally:
+            self._starting = False
 
-    def _apply(self, record: ChainRecord, event: Event) -> None:
-        """Apply an event and carry out what follows from it; a command that fails becomes the next event."""
-        events: deque[Event] = deque([event])
-        while events:
-            try:
-                record.state, commands = transition(record.state, events.popleft())
-            except IllegalTransition as error:  # a fault of ours costs this chain, and no other
-                _log.error("illegal_transition", chain=record.id, error=str(error))
-                record.state, commands = transition(record.state, CancelAsked(f"a fault in the daemon: {error.event}"))
-            for command in commands:
-                if (failure := self._carry_out(record, command)) is not None:
-                    events.append(failure)
-
-    def _carry_out(self, record: ChainRecord, command: Command) -> Event | None:
-        match command:
-            case Dispatch(agent=index):
-                return self._dispatch(record, index)
-            case Abort(agent=index):
-                self._abort(record, index)
-            case Finish(stage=stage, error=error):
-                self._finish(record, stage, error)
-        return None
-
-    def _dispatch(self, record: ChainRecord, index: int) -> Event | None:
-        fleet = self._fleet
-        agent = record.agents[index]
-        worker = fleet.workers[agent.worker]
-        agent.hop = f"{record.id}/{index}/0"
-        try:
-            fleet.send(worker, StartHop(spec=self._hop_spec(record, index)))
-        except EngineError as error:
-            return Ended(index, "failed", _blame(record, index, str(error)))
-        self._hops[agent.hop] = (record, index)
-        worker.hops.add(agent.hop)
-        return None
-
-    def _abort(self, record: ChainRecord, index: int) -> None:
-        fleet = self._fleet
-        agent = record.agents[index]
-        try:
-            fleet.send(fleet.workers[agent.worker], AbortHop(hop=agent.hop))
-        except EngineError as error:  # its end is reported by worker_lost
-            _log.warning("abort_not_sent", chain=record.id, hop=agent.hop, error=str(error))
-
-    def _finish(self, record: ChainRecord, stage: Stage, error: str) -> None:
-        for agent in record.agents:
-            self._hops.pop(agent.hop, None)
-            if agent.stream is not None:
-                self._slab.free(agent.stream)
-                agent.stream = None
-        _log.info("chain_ended", chain=record.id, state=stage.value, e2e_ms=record.e2e_ms, error=error)
-        self._event(record, "ended", None, time.monotonic_ns(), state=record.state_name, error=error)
-        self._ended.append(record.id)
-        if len(self._ended) > self._config.keep_finished:
-            del self._records[self._ended.popleft()]
-        if len(self._ended) == len(self._records):
-            self.idle.set()
+    def tick(self) -> None:
+        """Once a second: end the chains that are past their deadline, and start those that can."""
+        now = time.monotonic_ns()
+        self._queue.expired(now)
+        for record in list(self._records.values()):
+            if record.deadline_ns is not None and record.deadline_ns <= now:
+                self._queue.remove(record.id)
+                why = f"its deadline of {record.options.deadline_s:g} s has passed"
+                self.runs.apply(record, FailAsked(why))
         self.start_waiting()
 
-    def _hop_spec(self, record: ChainRecord, index: int) -> HopSpec:
-        agent, prompt = record.chain.agents[index], record.prepared[index]
-        segments: list[HopSegment] = []
-        for segment in prompt.segments:
-            if isinstance(segment, Literals):
-                segments.append(segment)
-            else:
-                expected = record.chain.agents[segment.agent].max_tokens
-                segments.append(StreamSegment(stream=self._stream(record, segment.agent), expected=expected))
-        output = record.agents[index].stream
-        assert output is not None  # noqa: S101 - allocated when the chain started
-        text = self._joined_prompt(record, index)
-        append_tokens = record.options.append_tokens
-        return HopSpec(
-            hop=record.agents[index].hop,
-            output=output,
-            segments=segments,
-            sampling=Sampling(
-                max_tokens=agent.max_tokens,
-                temperature=agent.temperature,
-                top_p=agent.top_p,
-                seed=agent.seed,
-                stop=agent.stop,
-                stop_token_ids=agent.stop_token_ids,
-                ignore_eos=agent.ignore_eos,
-            ),
-            joined=text if prompt.joined else None,
-            cache_salt=record.agents[index].hop if record.options.isolate else None,
-            session=record.options.session,
-            chunks=self._config.chunks if append_tokens is None else ChunkSettings(append_tokens=append_tokens),
-            match=text,
+    async def expire(self) -> None:
+        """Drop ended chains that are past their time in the store."""
+        try:
+            erased = await self._store.expire(time.time())
+        except StoreError as error:
+            _log.warning("expiry_failed", error=str(error))
+            return
+        if erased:
+            _log.info("chains_expired", count=len(erased))
+
+    async def settled(self) -> None:
+        """Wait until what has ended is in the store, and its followers are told."""
+        while self._ends:
+            await asyncio.wait(self._ends)
+
+    # ------------------------------------------------------------------------------------------------- for chain_runs
+
+    def chain_started(self, record: ChainRecord) -> None:
+        """See `RunsListener`."""
+        self._store.started(record.id)
+
+    def agent_finished(self, record: ChainRecord, index: int) -> None:
+        """See `RunsListener`."""
+        self._store.agent_finished(record.id, index, record.outcome(index))
+
+    def chain_ended(self, record: ChainRecord, stage: Stage, error: str) -> None:
+        """See `RunsListener`."""
+        _log.info("chain_ended", chain=record.id, state=stage.value, e2e_ms=record.e2e_ms, error=error)
+        del self._records[record.id]
+        self._ended[record.state_name] += 1
+        self._running.discard(record.id)
+        if not self._running:
+            self.idle.set()
+        task = asyncio.create_task(self._keep_result(record, error), name=f"end of {record.id}")
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+        self.start_waiting()
+
+    async def _keep_result(self, record: ChainRecord, error: str) -> None:
+        """Whoever is told of a chain's end can rely on its result, whatever becomes of the daemon."""
+        ended_ns = time.monotonic_ns()
+        try:
+            await self._store.ended(record.id, record.result(prompt_ids=True), time.time())
+        except StoreError as trouble:  # it is in memory, and tried again
+            _log.error("result_not_kept", chain=record.id, error=str(trouble))
+        self.runs.event(record, "ended", None, ended_ns, state=record.state_name, error=error)
+
+    # -------------------------------------------------------------------------------------------------------- helpers
+
+    def _enqueue(self, record: ChainRecord) -> None:
+        self._queue.add(
+            record.id,
+            priority=record.options.priority,
+            deadline_ns=record.deadline_ns,
+            since_ns=record.submitted_ns,
+            slots=len(record.agents),
         )
 
-    def _joined_prompt(self, record: ChainRecord, index: int) -> JoinedPrompt | None:
-        """The agent's prompt as text; None for one given as ids."""
-        agent = record.chain.agents[index]
-        if agent.prompt_ids is not None:
-            return None
-        if agent.raw_prompt is not None:
-            raw: list[Part] = raw_parts(record.chain, index, record.inputs)
-            messages = [RenderedMessage("", raw)]  # type: ignore[arg-type]
-        else:
-            messages = rendered_messages(record.chain, index, record.inputs)
-        outputs = {at: self._stream(record, at) for at in record.state.upstreams[index]}
-        return JoinedPrompt(agent=agent, messages=messages, outputs=outputs)
-
-    def _stream(self, record: ChainRecord, index: int) -> StreamRef:
-        """The log of an agent, with the endpoint that rings for it."""
-        agent = record.agents[index]
-        assert agent.stream is not None  # noqa: S101 - allocated when the chain started
-        bell = self._fleet.workers[agent.worker].bell
-        return StreamRef(slot=agent.stream.slot, generation=agent.stream.generation, bell=bell)
-
-    # ------------------------------------------------------------------------------------------------------ helpers
+    @property
+    def _room(self) -> Room:
+        return Room(self._slab.slots, self._slab.capacity, self.config.max_queued)
 
     @property
     def _fleet(self) -> Fleet:
-        assert self.fleet is not None  # noqa: S101 - no chain is accepted before
-        return self.fleet
+        assert self.runs.fleet is not None  # noqa: S101 - no chain is accepted before
+        return self.runs.fleet
 
     def _require_serving(self) -> None:
         """Raise Overloaded where no new work is taken: engines are still loading, or the daemon is draining."""
         if self.draining:
             raise Overloaded("the daemon is shutting down.", hint="Submit again once it is back.")
-        if self.fleet is None or not self.fleet.ready:
-            raise Overloaded("no engine serves yet.", hint="Watch `pingpong-client status` until one does.")
+        if self.runs.fleet is None or not self.runs.fleet.ready:
+            raise Overloaded("no engine serves now.", hint="Watch `pingpong-client status` until one does.")
 
     def _new_id(self) -> str:
-        while (number := secrets.token_hex(4)) in self._records:
+        while (number := secrets.token_hex(4)) in self._records or self._store.knows(number):
             pass
         return number
 
@@ -459,18 +389,26 @@ class Chains:
                 hint=f"It offers: {', '.join(offered)}.",
             )
 
-    def _event(self, record: ChainRecord, kind: EventKind, index: int | None, at_ns: int, **data: Any) -> None:
-        self._publish(
-            ChainEvent(
-                chain=record.id,
-                kind=kind,
-                at_ms=record.since_submission_ms(at_ns),
-                agent=record.chain.agents[index].name if index is not None else "",
-                data=data,
-            )
-        )
+
+def _reads(chain: Chain) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(upstreams(chain, index)) for index in range(len(chain.agents)))
 
 
-def _blame(record: ChainRecord, index: int, why: str) -> str:
-    """A failure's sentence, with the agent it happened to."""
-    return f'agent "{record.chain.agents[index].name}": {why}'
+def _with_seeds(chain: Chain) -> Chain:
+    """The chain with a seed wherever an agent samples and has none: run again, it draws the same."""
+    agents = [
+        msgspec.structs.replace(agent, seed=secrets.randbits(_SEED_BITS))
+        if agent.temperature > 0 and agent.seed is None
+        else agent
+        for agent in chain.agents
+    ]
+    return msgspec.structs.replace(chain, agents=agents)
+
+
+def _without_prompts(result: ChainResult) -> ChainResult:
+    agents = [msgspec.structs.replace(agent, prompt_ids=None) for agent in result.agents]
+    return msgspec.structs.replace(result, agents=agents)
+
+
+def _not_found(chain: str) -> ChainNotFound:
+    return ChainNotFound(f'there is no chain "{chain}".', hint="See `pingpong-client list`.")

@@ -57,6 +57,17 @@ class Plan(msgspec.Struct, frozen=True):
     why: str
 
 
+def replacement(groups: Sequence[GroupView], avoid: frozenset[str]) -> str | None:
+    """A group for an agent whose own is lost: the least busy, rather none of those that its neighbours run on.
+
+    Args:
+        groups: that take hops now, in the configuration's order.
+        avoid: groups of the agents that it reads from or that read from it.
+    """
+    best = min(groups, key=lambda view: (view.name in avoid, view.hops), default=None)
+    return best.name if best else None
+
+
 class PrefixMemory:
     """Which static prefixes a group's prefix cache holds: the latest computed there, as far as its KV cache reaches."""
 

@@ -1,0 +1,76 @@
+"""What a worker is told to run a hop: made from a chain's record, which is only read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pingpong_bus.chain import Part, RenderedMessage, raw_parts, rendered_messages
+from pingpong_bus.messages import (
+    ChunkSettings,
+    HopSegment,
+    HopSpec,
+    JoinedPrompt,
+    Literals,
+    Resume,
+    Sampling,
+    StreamRef,
+    StreamSegment,
+)
+from pingpongd.chain_record import ChainRecord
+
+
+def hop_spec(record: ChainRecord, index: int, stream_of: Callable[[int], StreamRef], chunks: ChunkSettings) -> HopSpec:
+    """Everything a worker has to know of an agent's next hop.
+
+    Args:
+        record: its chain.
+        index: the agent.
+        stream_of: the token log of an agent, with the endpoint that rings for it.
+        chunks: the daemon's; a submission may ask for others.
+    """
+    agent, prompt, known = record.chain.agents[index], record.prepared[index], record.agents[index]
+    segments: list[HopSegment] = []
+    for segment in prompt.segments:
+        if isinstance(segment, Literals):
+            segments.append(segment)
+        else:
+            expected = record.chain.agents[segment.agent].max_tokens
+            segments.append(StreamSegment(stream=stream_of(segment.agent), expected=expected))
+    text = _joined_prompt(record, index, stream_of)
+    append_tokens = record.options.append_tokens
+    written = len(known.output_ids)
+    return HopSpec(
+        hop=known.hop,
+        output=stream_of(index),
+        segments=segments,
+        sampling=Sampling(
+            max_tokens=agent.max_tokens,
+            temperature=agent.temperature,
+            top_p=agent.top_p,
+            seed=agent.seed,
+            stop=agent.stop,
+            stop_token_ids=agent.stop_token_ids,
+            ignore_eos=agent.ignore_eos,
+        ),
+        joined=text if prompt.joined else None,
+        # The same for all hops of an agent: one that is resumed may find what the one before has computed.
+        cache_salt=f"{record.id}/{index}" if record.options.isolate else None,
+        session=record.options.session,
+        chunks=chunks if append_tokens is None else ChunkSettings(append_tokens=append_tokens),
+        resume=Resume(tokens=written, text_chars=known.text_chars) if written else None,
+        match=text,
+    )
+
+
+def _joined_prompt(record: ChainRecord, index: int, stream_of: Callable[[int], StreamRef]) -> JoinedPrompt | None:
+    """The agent's prompt as text; None for one given as ids."""
+    agent = record.chain.agents[index]
+    if agent.prompt_ids is not None:
+        return None
+    if agent.raw_prompt is not None:
+        raw: list[Part] = raw_parts(record.chain, index, record.inputs)
+        messages = [RenderedMessage("", raw)]  # type: ignore[arg-type]
+    else:
+        messages = rendered_messages(record.chain, index, record.inputs)
+    outputs = {at: stream_of(at) for at in record.state.upstreams[index]}
+    return JoinedPrompt(agent=agent, messages=messages, outputs=outputs)
