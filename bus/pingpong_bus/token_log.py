@@ -4,8 +4,9 @@ A log only grows. Its writer stores, in this order (each line is one store or on
 
     append   ids[count … count+n]     not yet visible
              commit word              generation | OPEN   | count+n
-    close    close record             bits 47…40 finish reason   bit 32 has a stop token   31…0 stop token
-             commit word              generation | CLOSED | count
+    close    ids[count … count+n]     the last ones, if any came with the end
+             close record             bits 47…40 finish reason   bit 32 has a stop token   31…0 stop token
+             commit word              generation | CLOSED | count+n
     abort    commit word              generation | ABORTED | count
 
 A writer that dies between any two of them leaves a log that is valid up to its commit word, and the next writer goes
@@ -81,46 +82,61 @@ class TokenLogWriter:
             StreamGone: the slot is free or holds another generation.
             OverflowError: an id is not a uint32.
         """
-        packed = array("I", ids)
         first = self._count
-        self._require_open()
-        end = first + len(packed)
-        if end > self._slab.capacity:
-            raise LogFull(
-                f"The log in slot {self.stream.slot} holds {first} of {self._slab.capacity} tokens;"
-                f" {len(packed)} more do not fit."
-            )
-        if packed:
-            self._slab.ids[self._base + first : self._base + end] = memoryview(packed)
+        end = self._store(ids)
+        if end > first:
             self._slab.words[self._at] = pack_word(self.stream.generation, LogState.OPEN, end)
             self._count = end
         return first
 
-    def close(self, finish_reason: FinishReason, stop_token: int | None = None) -> None:
+    def close(self, finish_reason: FinishReason, stop_token: int | None = None, ids: Sequence[int] = ()) -> int:
         """End the log as complete.
 
         Args:
             finish_reason: why the engine stopped.
             stop_token: the token that ended the output, which the log does not hold.
+            ids: the last ones, committed together with the end: a log that has all its tokens is never seen open, and
+                nobody goes on behind them.
+
+        Returns:
+            The index of the first of `ids`.
 
         Raises:
+            LogFull: `ids` do not fit.
             LogClosed: it has ended already.
             StreamGone: the slot is free or holds another generation.
-            OverflowError: the stop token is not a uint32.
+            OverflowError: the stop token or an id is not a uint32.
         """
-        self._require_open()
         if stop_token is not None and not 0 <= stop_token < _HAS_STOP:
             raise OverflowError(f"stop token {stop_token} is not a uint32")
+        first = self._count
+        end = self._store(ids)
         record = _REASON_CODES[finish_reason] << 40
         if stop_token is not None:
             record |= _HAS_STOP | stop_token
         self._slab.words[self._at + self._slab.CLOSE_RECORD] = record
-        self._slab.words[self._at] = pack_word(self.stream.generation, LogState.CLOSED, self._count)
+        self._slab.words[self._at] = pack_word(self.stream.generation, LogState.CLOSED, end)
+        self._count = end
+        return first
 
     def abort(self) -> None:
         """End the log as incomplete; raises what `close` raises."""
         self._require_open()
         self._slab.words[self._at] = pack_word(self.stream.generation, LogState.ABORTED, self._count)
+
+    def _store(self, ids: Sequence[int]) -> int:
+        """Put `ids` behind what is there, where no reader looks yet; returns the count that would commit them."""
+        packed = array("I", ids)
+        self._require_open()
+        end = self._count + len(packed)
+        if end > self._slab.capacity:
+            raise LogFull(
+                f"The log in slot {self.stream.slot} holds {self._count} of {self._slab.capacity} tokens;"
+                f" {len(packed)} more do not fit."
+            )
+        if packed:
+            self._slab.ids[self._base + self._count : self._base + end] = memoryview(packed)
+        return end
 
     def _require_open(self) -> None:
         state, count = self._slab.require(self.stream)

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from pingpong_bus.chain import Agent
-from pingpong_bus.errors import EngineError
+from pingpong_bus.errors import EngineError, EngineLost
 from pingpong_bus.messages import (
     EngineLimits,
     HopChecked,
@@ -44,7 +44,7 @@ class StubSession:
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         yield OutputTokens([1])
-        if self._outcome == "hang":
+        if self._outcome.startswith("hang"):
             await asyncio.Future()
         if self._outcome == "fail":
             raise EngineError("it burns.")
@@ -156,23 +156,26 @@ async def test_abort_of_an_unknown_hop_is_answered(stage: Stage) -> None:
     assert (await stage.ended("never")).state == "aborted"
 
 
-async def test_close_aborts_and_reports_all(stage: Stage) -> None:
-    stage.start("hang")
+async def test_close_reports_all_as_lost_and_leaves_their_logs_open(stage: Stage) -> None:
+    output = stage.start("hang")
     await asyncio.sleep(0)
     await stage.hops.close()
-    assert (await stage.ended("hang")).state == "aborted"
+    ended = await stage.ended("hang")
+    assert (ended.state, ended.code, ended.message) == ("lost", "EngineLost", "the worker was stopped.")
+    assert stage.state(output) is LogState.OPEN
     assert stage.hops.load() == (0, 0) or stage.hops.load() == (0, 1)
 
 
-async def test_close_with_a_reason_fails_what_runs(stage: Stage) -> None:
-    stage.start("hang")
-    stage.start("asked")
+async def test_close_with_a_reason_names_it(stage: Stage) -> None:
+    outputs = {outcome: stage.start(outcome) for outcome in ("hang", "hang, asked")}
     await asyncio.sleep(0)
-    stage.hops.abort("asked")
-    await stage.hops.close(EngineError("the engine has died."))
+    stage.hops.abort("hang, asked")
+    await stage.hops.close(EngineLost("the engine has died."))
     ended = await stage.ended("hang")
-    assert (ended.state, ended.code, ended.message) == ("failed", "EngineError", "the engine has died.")
-    assert (await stage.ended("asked")).state == "aborted", "that was asked for"
+    assert (ended.state, ended.code, ended.message) == ("lost", "EngineLost", "the engine has died.")
+    assert stage.state(outputs["hang"]) is LogState.OPEN
+    assert (await stage.ended("hang, asked")).state == "aborted", "that was asked for"
+    assert stage.state(outputs["hang, asked"]) is LogState.ABORTED
 
 
 @pytest.mark.parametrize("stage", [BrokenPrompts()], indirect=True, ids=["broken"])

@@ -96,6 +96,8 @@ def test_reservations_take_at_most_half_of_the_engines_sequences() -> None:
 class FakeLlm:
     """An `AsyncLLM` whose outputs are scripted; it extends the prompts that it is given, as vLLM does."""
 
+    errored = False
+
     def __init__(self, outputs: Sequence[Any]) -> None:
         self.outputs = list(outputs)
         self.requests: list[tuple[Any, Any, str]] = []

@@ -236,7 +236,7 @@ async def test_second_hop_reads_the_first_as_it_is_written(supervisor: Superviso
     assert read_ahead.at_ns > finalized.at_ns
 
 
-async def test_stop_aborts_what_runs_and_leaves_no_process(supervisor: Supervisor) -> None:
+async def test_stop_leaves_logs_open_and_leaves_no_process(supervisor: Supervisor) -> None:
     await supervisor.start()
     output = supervisor.allocate()
     endless = Sampling(max_tokens=4000, ignore_eos=True)
@@ -246,9 +246,10 @@ async def test_stop_aborts_what_runs_and_leaves_no_process(supervisor: Superviso
     assert len(family) == 2
     await supervisor.send(Stop())
     ended = await supervisor.receive(HopEnded)
-    assert ended.state == "aborted"
+    assert (ended.state, ended.code) == ("lost", "EngineLost")
     assert await supervisor.exit_code() == 0
-    assert supervisor.log(output)[1] is LogState.ABORTED
+    ids, state = supervisor.log(output)
+    assert (len(ids), state) == (ended.output_tokens, LogState.OPEN)
     await all_gone(family)
 
 
@@ -341,9 +342,11 @@ async def test_a_dead_engine_ends_the_worker_with_its_reason(supervisor: Supervi
     _, engine = supervisor.family()
     os.kill(engine, signal.SIGKILL)
     ended = await supervisor.receive(HopEnded, hop="h")
-    assert (ended.state, ended.code) == ("failed", "EngineError")
+    assert (ended.state, ended.code) == ("lost", "EngineLost")
+    ids, state = supervisor.log(hop.output)
+    assert (len(ids), state) == (ended.output_tokens, LogState.OPEN)
     failed = await supervisor.receive(WorkerFailed)
-    assert (failed.code, failed.permanent) == ("EngineError", False)
+    assert (failed.code, failed.permanent) == ("EngineLost", False)
     assert await supervisor.exit_code() == 1
     assert "Traceback" not in supervisor.stderr
 

@@ -13,7 +13,7 @@ from pingpong_bus.slab import LogState
 from pingpong_bus.token_log import TokenLogWriter
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.prompt import PromptCodec
-from pingpong_worker.text import Committed, DecodeStream, StopMatcher
+from pingpong_worker.text import DecodeStream, StopMatcher
 
 TEXT_INTERVAL_S = 0.2
 """Text is sent at most this often; ids are in the log at once. A text wakes worker, supervisor and client, which have
@@ -25,6 +25,8 @@ class Answer:
 
     Tokens that might be the beginning of a stop string are withheld until they cannot be: what stands in the log is
     never taken back.
+
+    It is over once its log is closed, aborted or left, and does nothing more from then on.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Answer:
         self.stop_token: int | None = None
         self.committed_ns = 0
         """When the last token was committed."""
+        self.over = False
         self._hop = hop
         self._writer = writer
         self._publisher = publisher
@@ -42,61 +45,86 @@ class Answer:
         self._decoder: DecodeStream | None = None
         self._undecoded: list[int] = []
         self._text = ""
+        self._known_chars = 0
+        """Characters, of those that come next, that an earlier hop has sent."""
         self._text_due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def decode_with(self, prompts: PromptCodec | None, sampling: Sampling) -> None:
+    def decode_with(
+        self, prompts: PromptCodec | None, sampling: Sampling, committed: Sequence[int] = (), known_chars: int = 0
+    ) -> None:
         """Give text from now on; without a tokenizer there is none.
+
+        Args:
+            prompts: decodes.
+            sampling: what was asked for, by the chain.
+            committed: ids that an earlier hop has written: decoding and looking for stop strings go on behind them.
+            known_chars: characters of text that it has sent.
 
         Raises:
             ConfigError: there are stop strings, and no tokenizer to find them with.
         """
+        self._known_chars = known_chars
         if sampling.stop:
             if prompts is None:
                 raise ConfigError("the model has no tokenizer, so stop strings cannot be found.", field="stop")
             self._matcher = StopMatcher(sampling.stop, prompts, max_tokens=sampling.max_tokens)
+            self._add_text(self._matcher.resume(committed))
         elif prompts is not None:
             self._decoder = prompts.decode_stream()
+            self._undecoded = list(committed)
+        self._schedule_text()
 
     @property
     def tokens(self) -> int:
-        """Tokens committed."""
+        """Tokens in the log."""
         return self._writer.count
 
     def take(self, tokens: OutputTokens) -> None:
         """Take what the engine gave; after this `finish_reason` says whether the answer is over."""
-        reason, stop_token = tokens.finish_reason, tokens.stop_token
-        if self._matcher is None:
-            self._commit(tokens.ids)
-        elif self._match(self._matcher, tokens):
-            reason, stop_token = "stop", None
+        if self.over:
+            return
+        ids, reason, stop_token = tokens.ids, tokens.finish_reason, tokens.stop_token
+        if self._matcher is not None:
+            ids, stopped = self._match(self._matcher, tokens)
+            if stopped:
+                reason, stop_token = "stop", None
         if reason is None:
+            self._commit(ids)
             self._schedule_text()
         else:
-            self._close("stop" if reason == "stop" else "length", stop_token)
+            self._close(ids, "stop" if reason == "stop" else "length", stop_token)
 
     def abort(self) -> None:
         """End the log as incomplete, where it has not ended; text is sent for all that stands in it."""
-        if self.finish_reason is not None:
+        if self.over:
             return
+        self.over = True
         try:
             self._finish_text()
         finally:
             self._writer.abort()
             self._publisher.ring(self._writer.stream, self._writer.count, [], LogState.ABORTED)
 
-    def _match(self, matcher: StopMatcher, tokens: OutputTokens) -> bool:
-        """Commit what the matcher lets through; returns whether a stop string has ended the answer."""
-        passed = matcher.feed(tokens.ids)
-        if not passed.stopped and tokens.finish_reason is not None:
-            self._pass(passed)
-            passed = matcher.finish()
-        self._pass(passed)
-        return passed.stopped
+    def leave(self) -> None:
+        """Leave the log open for another hop to go on in it; text is sent as far as it is certain."""
+        if self.over:
+            return
+        self.over = True
+        self._stop_timer()
+        self._decode()
+        self._send_text()
 
-    def _pass(self, passed: Committed) -> None:
-        self._commit(passed.ids)
-        self._text += passed.text
+    def _match(self, matcher: StopMatcher, tokens: OutputTokens) -> tuple[list[int], bool]:
+        """What the matcher lets through, and whether a stop string has ended the answer."""
+        passed = matcher.feed(tokens.ids)
+        ids = passed.ids
+        self._add_text(passed.text)
+        if not passed.stopped and tokens.finish_reason is not None:
+            passed = matcher.finish()
+            ids = ids + passed.ids
+            self._add_text(passed.text)
+        return ids, passed.stopped
 
     def _commit(self, ids: Sequence[int]) -> None:
         if ids:
@@ -106,19 +134,29 @@ class Answer:
             if self._decoder is not None:
                 self._undecoded.extend(ids)
 
-    def _close(self, reason: FinishReason, stop_token: int | None) -> None:
-        self._writer.close(reason, stop_token)
-        self._publisher.ring(self._writer.stream, self._writer.count, [], LogState.CLOSED)
+    def _close(self, ids: Sequence[int], reason: FinishReason, stop_token: int | None) -> None:
+        first = self._writer.close(reason, stop_token, ids)
+        self.over = True
+        if ids:
+            self.committed_ns = time.monotonic_ns()
+        self._publisher.ring(self._writer.stream, first, ids, LogState.CLOSED)
+        if self._decoder is not None:
+            self._undecoded.extend(ids)
         self.finish_reason = reason
         self.stop_token = stop_token
         self._finish_text()
+
+    def _add_text(self, text: str) -> None:
+        new = text[self._known_chars :]
+        self._known_chars -= len(text) - len(new)
+        self._text += new
 
     def _finish_text(self) -> None:
         """Send the text that is left."""
         self._stop_timer()
         self._decode()
         if self._decoder is not None:
-            self._text += self._decoder.finish()
+            self._add_text(self._decoder.finish())
         self._send_text()
 
     def _schedule_text(self) -> None:
@@ -139,7 +177,7 @@ class Answer:
 
     def _decode(self) -> None:
         if self._decoder is not None and self._undecoded:
-            self._text += self._decoder.step(self._undecoded)
+            self._add_text(self._decoder.step(self._undecoded))
             self._undecoded = []
 
     def _send_text(self) -> None:

@@ -38,7 +38,8 @@ class Session(Protocol):
         """Append-prefill `ids`; returns once the engine has computed them.
 
         Raises:
-            EngineError: the engine failed or refused.
+            EngineLost: the engine is gone.
+            EngineError: it failed or refused this.
         """
         ...
 
@@ -49,7 +50,8 @@ class Session(Protocol):
         in flight.
 
         Raises:
-            EngineError: the engine failed or refused.
+            EngineLost: the engine is gone.
+            EngineError: it failed or refused this.
         """
         ...
 
@@ -94,7 +96,7 @@ class Engine(Protocol):
         ...
 
     async def check(self) -> None:
-        """Raise EngineError if the engine is dead."""
+        """Raise EngineLost if the engine is gone. Asks nothing of it: one that hangs does not hold this up."""
         ...
 
     async def shutdown(self) -> None:

@@ -9,9 +9,10 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
-from pingpong_bus.errors import ChainFailed, ConfigError, PingpongError
+from pingpong_bus.errors import ChainFailed, ConfigError, EngineLost, PingpongError
 from pingpong_bus.messages import (
     AppendRecord,
     HopAppended,
@@ -30,9 +31,15 @@ from pingpong_bus.subscriber import Subscriber
 from pingpong_bus.token_log import TokenLogWriter
 from pingpong_worker.answer import Answer
 from pingpong_worker.chunk_policy import Append, AppendPace, Finalize, PromptProgress, Wait, decide
-from pingpong_worker.engine import Engine, Session
+from pingpong_worker.engine import Engine, OutputTokens, Session
 from pingpong_worker.growing_prompt import GrowingPrompt
+from pingpong_worker.metered_session import MeteredSession
 from pingpong_worker.prompt import PromptCodec
+from pingpong_worker.resuming import committed_ids, sampling_after
+from pingpong_worker.step_meter import StepMeter
+
+Ending = Literal["aborted", "lost"]
+"""How a hop ends that is cancelled."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +54,24 @@ class Surroundings:
     publisher: Publisher
     report: Callable[[WorkerMessage], None]
     """Sends a message to the supervisor; never blocks."""
+    meter: StepMeter = field(default_factory=StepMeter)
+    """Of the engine."""
 
 
 class Feed:
-    """One hop, from its first prompt token to the close of its log."""
+    """One hop, from its first prompt token to the close of its log.
+
+    Attributes:
+        ending: what a cancellation means: "aborted" where somebody asked for the hop's end, "lost" where the worker
+            goes. Set it before cancelling; without it, "aborted" is meant.
+        left_open: whether the hop is over with its log open, for another to go on in it.
+    """
 
     def __init__(self, spec: HopSpec, surroundings: Surroundings) -> None:
         self.spec = spec
+        self.ending: Ending | None = None
+        self.left_open = False
         self._around = surroundings
-        self._report = surroundings.report
         self._prompt = GrowingPrompt(spec.segments, surroundings.slab, surroundings.subscriber)
         self._answer: Answer | None = None
         self._kind: SessionKind = spec.session or "prefix-cache"
@@ -63,21 +79,47 @@ class Feed:
         """Prompt tokens given to the engine."""
         self._digest = hashlib.sha256()
         self._pace = AppendPace()
+        self._over = False
 
     @property
     def output_tokens(self) -> int:
-        """Tokens written so far."""
+        """Tokens in its log so far, those of an earlier hop among them."""
         return self._answer.tokens if self._answer else 0
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that this hop itself has written so far."""
+        return max(0, self.output_tokens - (self.spec.resume.tokens if self.spec.resume else 0))
 
     async def run(self) -> HopEnded:
         """Run to the end; a failure is an answer too.
 
-        Cancelled, it ends its session and its log, and lets the cancellation through.
+        Cancelled, it ends its session, leaves or aborts its log as `ending` says, and lets the cancellation through.
         """
         try:
             return await self._run()
         except PingpongError as error:
-            return self._ended_with(error)
+            return self.ended("lost" if self.left_open else "failed", error)
+
+    def abandon(self) -> None:
+        """Be over at once: for a hop that was cancelled, and whose engine does not let go of it.
+
+        Whatever the rest of its task still does, it touches no log and reports nothing.
+        """
+        self._end_log(lost=False)
+        self._over = True
+
+    def ended(self, state: Literal["failed", "aborted", "lost"], error: PingpongError | None = None) -> HopEnded:
+        """The report of an end without an answer."""
+        return HopEnded(
+            hop=self.spec.hop,
+            state=state,
+            at_ns=time.monotonic_ns(),
+            output_tokens=self.output_tokens,
+            session=self._kind,
+            code=error.code if error else "",
+            message=str(error) if error else "",
+        )
 
     async def check(self) -> HopChecked:
         """Tokenize the joined text as a whole and compare; for a hop that has finished and has `match`."""
@@ -91,27 +133,23 @@ class Feed:
         around, spec = self._around, self.spec
         writer = TokenLogWriter(around.slab, spec.output)
         self._answer = answer = Answer(spec.hop, writer, around.publisher, self._report)
+        lost = False
         try:
-            answer.decode_with(around.prompts, spec.sampling)
+            committed = committed_ids(around.slab, spec.output, spec.resume)
+            known_chars = spec.resume.text_chars if spec.resume else 0
+            answer.decode_with(around.prompts, spec.sampling, committed, known_chars)
             self._report(HopOpened(hop=spec.hop, at_ns=time.monotonic_ns()))
-            if spec.joined is not None:
-                if around.prompts is None:
-                    raise ConfigError("the model has no tokenizer, so text cannot be joined.", field="prompt")
-                await self._prompt.read_joined(spec.joined, around.prompts.join)
-            else:
-                self._prompt.take_known()
-            session = around.engine.open(
-                spec.hop, cache_salt=spec.cache_salt, sampling=spec.sampling, kind=spec.session
-            )
-            self._kind = session.kind
-            try:
-                if not self._prompt.complete:
-                    await self._grow(session)
-                await self._decode(session, answer)
-            finally:
-                await session.abort()
+            await self._begin_prompt()
+            if len(committed) < spec.sampling.max_tokens:
+                await self._ask(answer, committed)
+            else:  # only the end was not written any more
+                self._report(self._finalized(self._rest()))
+                answer.take(OutputTokens([], "length"))
+        except EngineLost:
+            lost = True
+            raise
         finally:
-            answer.abort()
+            self._end_log(lost=lost)
         return HopEnded(
             hop=spec.hop,
             state="finished",
@@ -121,6 +159,46 @@ class Feed:
             stop_token=answer.stop_token,
             session=self._kind,
         )
+
+    async def _begin_prompt(self) -> None:
+        """Take what is known of the prompt. One that is tokenized as a whole is waited for; so is that of a resumed
+        hop, which has been complete before."""
+        if self.spec.joined is not None:
+            if self._around.prompts is None:
+                raise ConfigError("the model has no tokenizer, so text cannot be joined.", field="prompt")
+            await self._prompt.read_joined(self.spec.joined, self._around.prompts.join)
+        elif self.spec.resume is not None:
+            await self._prompt.read()
+        else:
+            self._prompt.take_known()
+
+    async def _ask(self, answer: Answer, committed: Sequence[int]) -> None:
+        """Give the prompt to the engine as it grows, and write its answer."""
+        spec, engine = self.spec, self._around.engine
+        opened = engine.open(spec.hop, cache_salt=spec.cache_salt, sampling=spec.sampling, kind=spec.session)
+        session = MeteredSession(opened, self._around.meter)
+        self._kind = session.kind
+        try:
+            if not self._prompt.complete:
+                await self._grow(session)
+            await self._decode(session, answer, committed)
+        finally:
+            await session.abort()
+
+    def _end_log(self, *, lost: bool) -> None:
+        """End or leave the log, where the answer has not ended it."""
+        answer = self._answer
+        if answer is None or answer.over:
+            return
+        if self.ending == "lost" or (lost and self.ending is None):
+            self.left_open = True
+            answer.leave()
+        else:
+            answer.abort()
+
+    def _report(self, message: WorkerMessage) -> None:
+        if not self._over:
+            self._around.report(message)
 
     async def _grow(self, session: Session) -> None:
         """Append as the policy says, until the prompt is complete."""
@@ -174,32 +252,40 @@ class Feed:
             record = AppendRecord(at_ns=begun, done_ns=done, tokens=tokens, sent=sent)
             self._report(HopAppended(hop=self.spec.hop, append=record))
 
-    async def _decode(self, session: Session, answer: Answer) -> None:
-        """Hand over the rest of the prompt and write what comes back."""
-        final = len(self._prompt.ids) - self._sent
-        if final == 0:
-            raise ChainFailed("the prompt came out empty: it holds nothing but outputs, and they are empty.")
-        ids = self._send(final)
-        finalized = HopFinalized(
-            hop=self.spec.hop,
-            at_ns=time.monotonic_ns(),
-            prompt_tokens=self._sent,
-            prompt_digest=self._digest.hexdigest(),
-            final_tokens=final,
-        )
+    async def _decode(self, session: Session, answer: Answer, committed: Sequence[int]) -> None:
+        """Hand over the rest of the prompt, and what is committed behind it, and write what comes back."""
+        rest = self._rest()
+        finalized = self._finalized(rest)
+        sampling = sampling_after(self.spec.sampling, len(committed))
         first = True
-        async with aclosing(session.finalize(ids, self.spec.sampling)) as outputs:
+        async with aclosing(session.finalize([*rest, *committed], sampling)) as outputs:
             self._report(finalized)
             async for tokens in outputs:
                 answer.take(tokens)
                 if first:
                     first = False
                     at = answer.committed_ns or time.monotonic_ns()
-                    cached = tokens.cached_tokens or 0
+                    cached = min(tokens.cached_tokens or 0, finalized.prompt_tokens)
                     self._report(HopFirstToken(hop=self.spec.hop, at_ns=at, cached_tokens=cached))
-                if answer.finish_reason is not None:
+                if answer.over:
                     return
         raise ChainFailed("the engine's answer ended without a reason.")
+
+    def _rest(self) -> Sequence[int]:
+        """What of the prompt no append has sent; counted as sent."""
+        final = len(self._prompt.ids) - self._sent
+        if final == 0:
+            raise ChainFailed("the prompt came out empty: it holds nothing but outputs, and they are empty.")
+        return self._send(final)
+
+    def _finalized(self, rest: Sequence[int]) -> HopFinalized:
+        return HopFinalized(
+            hop=self.spec.hop,
+            at_ns=time.monotonic_ns(),
+            prompt_tokens=self._sent,
+            prompt_digest=self._digest.hexdigest(),
+            final_tokens=len(rest),
+        )
 
     def _send(self, tokens: int) -> Sequence[int]:
         """The next `tokens` of the prompt, counted as sent and entered into the digest."""
@@ -210,17 +296,6 @@ class Feed:
             packed.byteswap()
         self._digest.update(packed)
         return ids
-
-    def _ended_with(self, error: PingpongError) -> HopEnded:
-        return HopEnded(
-            hop=self.spec.hop,
-            state="failed",
-            at_ns=time.monotonic_ns(),
-            output_tokens=self.output_tokens,
-            session=self._kind,
-            code=error.code,
-            message=str(error),
-        )
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -1,4 +1,8 @@
-"""Tells the supervisor every second that the worker and its engine live."""
+"""Tells the supervisor every second that the worker lives, and what its engine does.
+
+The beat asks nothing of the engine and waits for nothing, so that it goes on while the engine is busy or hung: whether
+that is so can be seen in what the beat says.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import psutil
 
 from pingpong_bus.messages import Heartbeat, WorkerMessage
 from pingpong_worker.engine import Engine
+from pingpong_worker.step_meter import StepMeter
 
 _FAMILY_BEATS = 30
 """Beats between two looks for new engine processes: that look reads all of /proc."""
@@ -22,6 +27,7 @@ class Pulse:
         engine: checked at every beat.
         interval_s: between beats.
         load: gives the open hops, and the tokens written since the start.
+        meter: of the engine.
         report: sends a message to the supervisor.
     """
 
@@ -30,11 +36,13 @@ class Pulse:
         engine: Engine,
         interval_s: float,
         load: Callable[[], tuple[int, int]],
+        meter: StepMeter,
         report: Callable[[WorkerMessage], None],
     ) -> None:
         self._engine = engine
         self._interval_s = interval_s
         self._load = load
+        self._meter = meter
         self._report = report
         self._family: list[psutil.Process] = []
         self._beats = 0
@@ -48,7 +56,7 @@ class Pulse:
         """Beat for ever.
 
         Raises:
-            EngineError: the engine is dead.
+            EngineLost: the engine is dead.
         """
         while True:
             await self._engine.check()
@@ -63,7 +71,13 @@ class Pulse:
         open_hops, output_tokens = self._load()
         self._report(
             Heartbeat(
-                at_ns=time.monotonic_ns(), open_hops=open_hops, output_tokens=output_tokens, rss_bytes=self._rss_bytes()
+                at_ns=time.monotonic_ns(),
+                open_hops=open_hops,
+                output_tokens=output_tokens,
+                rss_bytes=self._rss_bytes(),
+                steps=self._meter.steps,
+                waiting=self._meter.waiting,
+                predicted_step_ms=self._meter.predicted_step_ms,
             )
         )
 

@@ -7,21 +7,28 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from pingpong_bus.errors import ChainError, EngineError, PingpongError
+from pingpong_bus.errors import ChainError, EngineError, EngineLost, PingpongError
 from pingpong_bus.messages import HopChecked, HopEnded, HopSpec
-from pingpong_worker.feed import Feed, Surroundings
+from pingpong_worker.feed import Ending, Feed, Surroundings
 
 _log = logging.getLogger("pingpong_worker")
+
+
+END_LIMIT_S = 1.0
+"""How long a cancelled hop may take to free what it holds in the engine; then it is reported as over all the same."""
 
 
 @dataclass
 class _Hop:
     feed: Feed
     task: asyncio.Task[HopEnded]
-    aborting: bool = False
+    over: asyncio.Future[None]
+    """Done once its end is reported."""
     reason: EngineError | None = None
     """Why it is ended, where nobody has asked for that."""
+    limit: asyncio.TimerHandle | None = None
 
 
 class Hops:
@@ -36,12 +43,14 @@ class Hops:
         self._around = surroundings
         self._on_engine_error = on_engine_error
         self._hops: dict[str, _Hop] = {}
+        self._stuck: set[asyncio.Task[HopEnded]] = set()
+        """Of hops that are reported as over, and whose engine has not let go of them."""
         self._checks: set[asyncio.Task[HopChecked]] = set()
         self._ended_tokens = 0
 
     def load(self) -> tuple[int, int]:
         """Open hops, and the tokens written since the worker started."""
-        return len(self._hops), self._ended_tokens + sum(hop.feed.output_tokens for hop in self._hops.values())
+        return len(self._hops), self._ended_tokens + sum(hop.feed.new_tokens for hop in self._hops.values())
 
     def start(self, spec: HopSpec) -> None:
         """Begin a hop; it is never waited for."""
@@ -50,76 +59,94 @@ class Hops:
             return
         feed = Feed(spec, self._around)
         task = asyncio.create_task(feed.run(), name=f"hop {spec.hop}")
-        self._hops[spec.hop] = _Hop(feed, task)
-        task.add_done_callback(lambda _: self._ended(spec.hop))
+        hop = self._hops[spec.hop] = _Hop(feed, task, asyncio.get_running_loop().create_future())
+        task.add_done_callback(lambda _: self._task_done(hop))
 
     def abort(self, hop_id: str) -> None:
-        """End a hop; reported once it is over, or at once where there is no such hop."""
+        """End a hop for good; reported once it is over, or at once where there is no such hop."""
         hop = self._hops.get(hop_id)
         if hop is None:
             self._around.report(HopEnded(hop=hop_id, state="aborted", at_ns=time.monotonic_ns()))
-            return
-        if hop.aborting:
-            return  # a second cancellation would only interrupt the first one's cleaning up
-        hop.aborting = True
-        # Not at once: a task cancelled before its first step never runs, and its log would stay open.
-        asyncio.get_running_loop().call_soon(hop.task.cancel)
+        else:
+            self._end(hop, "aborted")
 
     async def close(self, reason: EngineError | None = None) -> None:
-        """Abort everything; returns when all is over and reported.
+        """End everything, for the worker ends; returns when all is over and reported.
+
+        Hops leave their logs open and are reported as lost, but for those that were being aborted.
 
         Args:
-            reason: where set, hops that end by this are reported as failed, and why.
+            reason: why; None where the worker was told to.
         """
-        for hop_id, hop in list(self._hops.items()):
-            if not hop.aborting:
-                hop.reason = reason
-            self.abort(hop_id)
-        while tasks := [hop.task for hop in self._hops.values()] + list(self._checks):
+        for hop in self._hops.values():
+            if hop.feed.ending is None:
+                hop.reason = reason or EngineLost("the worker was stopped.")
+                self._end(hop, "lost")
+        while self._hops or self._checks:
             for check in self._checks:
                 check.cancel()
-            await asyncio.wait(tasks)
+            over: list[asyncio.Future[Any]] = [hop.over for hop in self._hops.values()]
+            await asyncio.wait(over + list(self._checks))
+        if self._stuck:
+            for task in self._stuck:
+                task.cancel()  # the first was swallowed by what waits for the engine; maybe this one gets through
+            await asyncio.wait(self._stuck, timeout=END_LIMIT_S)
 
-    def _ended(self, hop_id: str) -> None:
-        hop = self._hops.pop(hop_id)
-        self._ended_tokens += hop.feed.output_tokens
-        ended = self._outcome(hop)
+    def _end(self, hop: _Hop, how: Ending) -> None:
+        if hop.feed.ending is not None:
+            return  # a second cancellation would only interrupt the first one's cleaning up
+        hop.feed.ending = how
+        loop = asyncio.get_running_loop()
+        # Not at once: a task cancelled before its first step never runs, and its log would not be ended.
+        loop.call_soon(hop.task.cancel)
+        hop.limit = loop.call_later(END_LIMIT_S, self._give_up, hop)
+
+    def _give_up(self, hop: _Hop) -> None:
+        _log.error("hop %s is not let go of by the engine", hop.feed.spec.hop)
+        hop.feed.abandon()
+        self._stuck.add(hop.task)
+        self._ended(hop, self._cut_off(hop))
+
+    def _task_done(self, hop: _Hop) -> None:
+        if not hop.over.done():
+            self._ended(hop, self._outcome(hop))
+            return
+        self._stuck.discard(hop.task)
+        if not hop.task.cancelled():
+            hop.task.exception()  # seen, and moot
+
+    def _ended(self, hop: _Hop, ended: HopEnded) -> None:
+        """Report a hop's end, and check its prompt where that is wanted."""
+        spec = hop.feed.spec
+        if hop.limit is not None:
+            hop.limit.cancel()
+        del self._hops[spec.hop]
+        hop.over.set_result(None)
+        self._ended_tokens += hop.feed.new_tokens
         self._around.report(ended)
-        if ended.code == EngineError.__name__:
+        if ended.code in (EngineError.__name__, EngineLost.__name__):
             self._on_engine_error()
-        if ended.state == "finished" and hop.feed.spec.match is not None:
-            check = asyncio.create_task(hop.feed.check(), name=f"check {hop_id}")
+        if ended.state == "finished" and spec.match is not None:
+            check = asyncio.create_task(hop.feed.check(), name=f"check {spec.hop}")
             self._checks.add(check)
-            check.add_done_callback(lambda check: self._checked(hop_id, check))
+            check.add_done_callback(lambda check: self._checked(spec.hop, check))
 
     def _outcome(self, hop: _Hop) -> HopEnded:
-        spec = hop.feed.spec
-        if hop.reason is not None and hop.task.cancelled():
-            return HopEnded(
-                hop=spec.hop,
-                state="failed",
-                at_ns=time.monotonic_ns(),
-                output_tokens=hop.feed.output_tokens,
-                code=hop.reason.code,
-                message=str(hop.reason),
-            )
-        if (hop.aborting and hop.reason is None) or hop.task.cancelled():
-            return HopEnded(
-                hop=spec.hop, state="aborted", at_ns=time.monotonic_ns(), output_tokens=hop.feed.output_tokens
-            )
+        if hop.task.cancelled() or hop.feed.ending == "aborted":
+            return self._cut_off(hop)
         error = hop.task.exception()
         if error is None:
             return hop.task.result()
         # Feeds turn every error of ours into an outcome, so this is a fault of the program: it costs this hop only.
-        _log.error("hop %s failed", spec.hop, exc_info=error)
-        return HopEnded(
-            hop=spec.hop,
-            state="failed",
-            at_ns=time.monotonic_ns(),
-            output_tokens=hop.feed.output_tokens,
-            code=PingpongError.__name__,
-            message=f"the worker failed: {type(error).__name__}: {error}",
-        )
+        _log.error("hop %s failed", hop.feed.spec.hop, exc_info=error)
+        fault = PingpongError(f"the worker failed: {type(error).__name__}: {error}")
+        return hop.feed.ended("lost" if hop.feed.left_open else "failed", fault)
+
+    def _cut_off(self, hop: _Hop) -> HopEnded:
+        """How a hop ended that was cancelled."""
+        if hop.feed.ending == "lost":
+            return hop.feed.ended("lost", hop.reason)
+        return hop.feed.ended("aborted")
 
     def _checked(self, hop_id: str, check: asyncio.Task[HopChecked]) -> None:
         """Report a check, whatever became of it: its chain waits for that."""

@@ -171,10 +171,10 @@ class Prompts:
 
     def _prepare(self, chain: Chain, index: int, inputs: dict[str, str], vocabulary: int) -> PreparedAgent:
         agent = chain.agents[index]
+        check_ids(chain, index, vocabulary)
         note = ""
         if agent.prompt_ids is not None:
             field = f"agents[{index}].prompt_ids"
-            check_ids(chain, index, vocabulary)
             segments = self._segments(raw_parts(chain, index, inputs))
         elif agent.raw_prompt is not None:
             field = f"agents[{index}].raw_prompt"
@@ -269,18 +269,20 @@ def prepare_ids(chain: Chain, limits_vocabulary: int) -> list[PreparedAgent]:
 
 
 def check_ids(chain: Chain, index: int, limits_vocabulary: int) -> None:
-    """Check an agent's `prompt_ids` against the vocabulary.
+    """Check an agent's `prompt_ids` and `stop_token_ids` against the vocabulary.
 
     Raises:
         ChainError: naming the first id that the engine does not know.
     """
-    for at, item in enumerate(chain.agents[index].prompt_ids or []):
-        if isinstance(item, int) and item >= limits_vocabulary:
-            raise ChainError(
-                f"{item} is no token of this model, whose vocabulary has {limits_vocabulary}.",
-                field=f"agents[{index}].prompt_ids[{at}]",
-                hint="Tokenize with the model's own tokenizer.",
-            )
+    agent = chain.agents[index]
+    for field, items in (("prompt_ids", agent.prompt_ids or []), ("stop_token_ids", agent.stop_token_ids)):
+        for at, item in enumerate(items):
+            if isinstance(item, int) and item >= limits_vocabulary:
+                raise ChainError(
+                    f"{item} is no token of this model, whose vocabulary has {limits_vocabulary}.",
+                    field=f"agents[{index}].{field}[{at}]",
+                    hint="Tokenize with the model's own tokenizer.",
+                )
 
 
 def check_segments(segments: Sequence[Segment], field: str) -> None:

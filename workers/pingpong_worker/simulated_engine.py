@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pingpong_bus.errors import ConfigError, EngineError
+from pingpong_bus.errors import ConfigError, EngineError, EngineLost
 from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.simulated_messages import (
@@ -34,7 +34,7 @@ from pingpong_worker.simulated_scheduler import EOS
 from pingpong_worker.simulated_sessions import Inbox, PrefixSession, SimulatedSession, StreamingSession
 
 _DECODER = msgspec.msgpack.Decoder(list[Reply])
-_SHUTDOWN_S = 5.0
+_SHUTDOWN_S = 2.0
 
 
 class _Child:
@@ -90,7 +90,7 @@ class SimulatedEngine:
         self._inboxes: dict[str, Inbox] = {}
         self._started = asyncio.Event()
         self._resets: list[asyncio.Future[None]] = []
-        self._error: EngineError | None = None
+        self._error: EngineLost | None = None
 
     @property
     def limits(self) -> EngineLimits:
@@ -149,7 +149,7 @@ class SimulatedEngine:
         await done
 
     async def check(self) -> None:
-        """Raise EngineError if the child process is gone."""
+        """See `Engine.check`."""
         if self._error:
             raise self._error
 
@@ -163,7 +163,7 @@ class SimulatedEngine:
         """Hand a chunk to the model; what becomes of its request arrives in `inbox`.
 
         Raises:
-            EngineError: the child is gone.
+            EngineLost: the child is gone.
         """
         if self._error:
             raise self._error
@@ -190,7 +190,7 @@ class SimulatedEngine:
 
     def _send(self, command: Command) -> None:
         if self._child is None:
-            raise EngineError("the engine is not running.")
+            raise EngineLost("the engine is not running.")
         self._child.send(command)
 
     async def _read(self, child: _Child) -> None:
@@ -200,7 +200,7 @@ class SimulatedEngine:
                 for reply in await child.receive():
                     self._deliver(reply)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._fail(EngineError(f"the engine's process ended with code {await child.process.wait()}."))
+            self._fail(EngineLost(f"the engine's process ended with code {await child.process.wait()}."))
 
     def _deliver(self, reply: Reply) -> None:
         match reply:
@@ -217,7 +217,7 @@ class SimulatedEngine:
                     if finish_reason is not None:
                         del self._inboxes[request]
 
-    def _fail(self, error: EngineError) -> None:
+    def _fail(self, error: EngineLost) -> None:
         self._error = error
         self._started.set()
         for inbox in self._inboxes.values():

@@ -70,9 +70,9 @@ class SimulatedPrompts:
 
     def _prepare(self, chain: Chain, index: int, inputs: dict[str, str], vocabulary: int) -> PreparedAgent:
         agent = chain.agents[index]
+        check_ids(chain, index, vocabulary)
         if agent.raw_prompt is None and agent.prompt_ids is None:
             return PreparedAgent(segments=self._chat(rendered_messages(chain, index, inputs)))
-        check_ids(chain, index, vocabulary)
         segments = self._raw(raw_parts(chain, index, inputs))
         check_segments(segments, f"agents[{index}].{'prompt_ids' if agent.raw_prompt is None else 'raw_prompt'}")
         return PreparedAgent(segments=segments)

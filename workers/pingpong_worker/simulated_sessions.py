@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pingpong_bus.errors import EngineError
+from pingpong_bus.errors import EngineLost
 from pingpong_bus.messages import Sampling, SessionKind
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.simulated_messages import Chunk, Computed, Sampled
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _APPEND: Final = Sampling(max_tokens=1, ignore_eos=True)
 
-Inbox = asyncio.Queue[Computed | Sampled | EngineError]
+Inbox = asyncio.Queue[Computed | Sampled | EngineLost]
 """What becomes of one request."""
 
 
@@ -47,7 +47,7 @@ class SimulatedSession(ABC):
 
     async def _receive(self) -> Computed | Sampled:
         reply = await self._inbox.get()
-        if isinstance(reply, EngineError):
+        if isinstance(reply, EngineLost):
             raise reply
         return reply
 

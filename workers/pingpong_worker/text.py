@@ -142,6 +142,18 @@ class StopMatcher:
         """Where that text starts."""
         self._stopped = False
 
+    def resume(self, ids: Sequence[int]) -> str:
+        """Before anything is fed: go on behind `ids`, which an interrupted answer has committed; returns their text.
+
+        They would have been withheld if a stop string could begin in them. So none is looked for there, even if their
+        end looks like the beginning of one: what followed it was known when they were committed.
+        """
+        text = self._stream.step(ids)
+        self._seen = self._start = len(text)
+        if self._room is not None:
+            self._room -= len(ids)
+        return text
+
     def feed(self, ids: Sequence[int]) -> Committed:
         """Take the next ids of the answer; those that follow a stop string are thrown away."""
         if not self._automata:

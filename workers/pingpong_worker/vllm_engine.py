@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from pingpong_bus.errors import ConfigError, EngineError, PingpongError
+from pingpong_bus.errors import ConfigError, EngineError, EngineLost, PingpongError
 from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Session
@@ -123,8 +123,7 @@ class VllmEngine:
 
     async def check(self) -> None:
         """See `Engine.check`."""
-        if self._running().llm.errored:
-            raise EngineError("the engine has died.", hint="The worker's log has the reason.")
+        self._running().check()
 
     async def shutdown(self) -> None:
         """See `Engine.shutdown`."""
@@ -137,7 +136,7 @@ class VllmEngine:
 
     def _running(self) -> VllmHandle:
         if self._handle is None:
-            raise EngineError("the engine is not running.")
+            raise EngineLost("the engine is not running.")
         return self._handle
 
     async def _warm_up(self) -> None:

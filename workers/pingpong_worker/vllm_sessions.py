@@ -20,7 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from pingpong_bus.errors import EngineError
+from pingpong_bus.errors import EngineError, EngineLost
 from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.vllm_guards import check_length, check_not_empty, check_vocabulary, stop_ids
@@ -32,7 +32,10 @@ APPEND_MARK = {"pingpong": {"append": True}}
 request for one token. None of ours reads it yet."""
 
 
-@dataclass(frozen=True)
+_DIED_HINT = "The worker's log has the reason."
+
+
+@dataclass
 class VllmHandle:
     """A running engine, and how its version wants to be spoken to."""
 
@@ -47,6 +50,15 @@ class VllmHandle:
     make_chunk: Callable[[Any, Any], Any]
     """`StreamingInput`."""
     refusals: tuple[type[Exception], ...]
+    shutting_down: bool = False
+    """The engine has ended a request that nobody had aborted: it was told to end, and will be dead soon."""
+
+    def check(self) -> None:
+        """Raise EngineLost if the engine is dead, or about to be."""
+        if self.llm.errored:
+            raise EngineLost("the engine has died.", hint=_DIED_HINT)
+        if self.shutting_down:
+            raise EngineLost("the engine was told to shut down.", hint=_DIED_HINT)
 
     def append_params(self) -> Any:
         """Greedy, one token, never a stop: the sample only says that the prefill is through."""
@@ -68,16 +80,43 @@ class VllmHandle:
         check_vocabulary(ids, self.limits.vocabulary_size)
         check_length(prompt_tokens, output_tokens, self.limits.max_model_len)
 
-    async def generate(self, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[Any, None]:
-        """`AsyncLLM.generate` with our errors; closing it aborts the request."""
+    async def generate(
+        self, prompt: Any, params: Any, request_id: str, aborted: Callable[[], bool] = lambda: False
+    ) -> AsyncGenerator[Any, None]:
+        """`AsyncLLM.generate` with our errors; closing it aborts the request.
+
+        Args:
+            prompt: ids, or a stream of chunks.
+            params: of the request.
+            request_id: unique among those that run.
+            aborted: whether we have aborted it by `abort`: the engine then says that it has ended it.
+        """
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id)) as outputs:
                 async for output in outputs:
                     if output.outputs[0].finish_reason == "abort":
-                        raise EngineError("the session was aborted.")
+                        if aborted():
+                            raise EngineError("the session was aborted.")
+                        self.shutting_down = True
+                        self.check()
                     yield output
         except self.refusals as error:
-            raise engine_error(error) from error
+            raise self.error(error) from error
+
+    async def abort(self, request_id: str) -> None:
+        """Abort a request; harmless where it is over, or the engine gone."""
+        try:
+            await self.llm.abort(request_id)
+        except self.refusals as error:
+            if not isinstance(found := self.error(error), EngineLost):
+                raise found from error
+
+    def error(self, error: BaseException) -> EngineError:
+        """What to tell of an exception that vLLM raised for a request."""
+        if self.llm.errored or type(error).__name__ == "EngineDeadError":
+            return EngineLost("the engine has died.", hint=_DIED_HINT)
+        cause = error.__cause__ if type(error).__name__ == "EngineGenerateError" and error.__cause__ else error
+        return EngineError(f"vLLM refused or failed the request: {cause}.")
 
 
 class PrefixCacheSession:
@@ -98,6 +137,7 @@ class PrefixCacheSession:
         self._on_close = on_close
         self._prompt: list[int] = []
         self._requests = 0
+        self._aborted = False
 
     async def append(self, ids: Sequence[int]) -> None:
         """See `Session.append`."""
@@ -120,15 +160,16 @@ class PrefixCacheSession:
 
     async def abort(self) -> None:
         """See `Session.abort`."""
+        self._aborted = True
         try:
-            await self._handle.llm.abort(self._request_id())
+            await self._handle.abort(self._request_id())
         finally:
             self._on_close()
 
     def _submit(self, params: Any) -> AsyncGenerator[Any, None]:
         self._requests += 1
         prompt = self._handle.make_prompt(self._prompt, self._salt)
-        return self._handle.generate(prompt, params, self._request_id())
+        return self._handle.generate(prompt, params, self._request_id(), lambda: self._aborted)
 
     def _request_id(self) -> str:
         return f"{self._id}#{self._requests}"
@@ -209,7 +250,7 @@ class StreamingInputSession:
             error = EngineError("vLLM ended the session before its answer.")
         elif not isinstance(error, EngineError):
             _log.error("session %s failed", self._id, exc_info=error)
-            error = engine_error(error)
+            error = self._handle.error(error)
         self._output.put_nowait(error)
 
     async def _receive(self) -> Any:
@@ -262,11 +303,3 @@ async def answer(outputs: AsyncIterator[Any]) -> AsyncGenerator[OutputTokens, No
         if ids or reason is not None:
             yield OutputTokens(ids, reason, stop, output.num_cached_tokens if first else None)
             first = False
-
-
-def engine_error(error: BaseException) -> EngineError:
-    """What to tell of an exception that vLLM raised for a request."""
-    if type(error).__name__ == "EngineDeadError":
-        return EngineError("the engine has died.", hint="The worker's log has the reason.")
-    cause = error.__cause__ if type(error).__name__ == "EngineGenerateError" and error.__cause__ else error
-    return EngineError(f"vLLM refused or failed the request: {cause}.")

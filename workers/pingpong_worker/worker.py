@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from pingpong_bus.codec import decode_supervisor_message, encode
-from pingpong_bus.errors import ConfigError, EngineError, PingpongError
+from pingpong_bus.errors import ConfigError, EngineError, EngineLost, PingpongError
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
@@ -153,7 +153,7 @@ class Worker:
     async def _serve(self, surroundings: Surroundings) -> None:
         engine = surroundings.engine
         hops = Hops(surroundings, on_engine_error=lambda: pulse.check_now())
-        pulse = Pulse(engine, self._config.heartbeat_s, hops.load, self._send)
+        pulse = Pulse(engine, self._config.heartbeat_s, hops.load, surroundings.meter, self._send)
         # A collection of all that loading has left would stall tokens for 100 ms and more (sgl-project/sglang#9241).
         gc.collect()
         gc.freeze()
@@ -201,11 +201,11 @@ class Worker:
         match message:
             case StartHop(spec=HopSpec(hop=hop)):
                 at = time.monotonic_ns()
-                self._send(HopEnded(hop=hop, state="failed", at_ns=at, code=EngineError.__name__, message=why))
+                self._send(HopEnded(hop=hop, state="lost", at_ns=at, code=EngineLost.__name__, message=why))
             case AbortHop(hop=hop):
                 self._send(HopEnded(hop=hop, state="aborted", at_ns=time.monotonic_ns()))
             case Prepare(request=request) | ResetPrefixCache(request=request):
-                self._send(RequestFailed(request=request, code=EngineError.__name__, message=why))
+                self._send(RequestFailed(request=request, code=EngineLost.__name__, message=why))
 
     def _answer(self, request: int, work: Coroutine[None, None, WorkerMessage]) -> None:
         """Answer a request when its work is done, whatever becomes of it; the conversation goes on meanwhile."""

@@ -1,0 +1,63 @@
+"""A session whose work is metered, whatever engine it belongs to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from pingpong_bus.messages import Sampling, SessionKind
+from pingpong_worker.engine import OutputTokens, Session
+from pingpong_worker.step_meter import StepMeter
+
+
+class MeteredSession:
+    """Speaks the `Session` protocol; passes everything on, and tells the meter."""
+
+    def __init__(self, session: Session, meter: StepMeter) -> None:
+        self._session = session
+        self._meter = meter
+        self._sent = 0
+        """Prompt tokens handed over."""
+        self._uncomputed = 0
+        """Of them, those of appends that were cancelled: finalize waits for them too."""
+
+    @property
+    def kind(self) -> SessionKind:
+        """See `Session.kind`."""
+        return self._session.kind
+
+    async def append(self, ids: Sequence[int]) -> None:
+        """See `Session.append`."""
+        self._sent += len(ids)
+        self._uncomputed += len(ids)
+        submission = self._meter.submitted(self._uncomputed, time.monotonic())
+        try:
+            await self._session.append(ids)
+            self._meter.output(submission, time.monotonic())
+            self._uncomputed = 0
+        finally:
+            self._meter.ended(submission)
+
+    async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
+        """See `Session.finalize`."""
+        self._sent += len(ids)
+        submission = self._meter.submitted(self._uncomputed + len(ids), time.monotonic())
+        try:
+            async with aclosing(self._session.finalize(ids, sampling)) as outputs:
+                async for tokens in outputs:
+                    computed = self._computed(tokens)
+                    self._meter.output(submission, time.monotonic(), tokens=len(tokens.ids), computed=computed)
+                    yield tokens
+        finally:
+            self._meter.ended(submission)
+
+    async def abort(self) -> None:
+        """See `Session.abort`."""
+        await self._session.abort()
+
+    def _computed(self, tokens: OutputTokens) -> int | None:
+        """Prompt tokens that the finalizing request computed. A streaming-input session only knows of its first."""
+        if self.kind == "prefix-cache" and tokens.cached_tokens is not None:
+            return self._sent - tokens.cached_tokens
+        return None
