@@ -1,21 +1,20 @@
-"""The workers: one per device group; starting them, talking to them, noticing that one is gone."""
+"""The workers: one per device group; starting them, talking to them, replacing one that died or hangs."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Literal, Protocol
 
+import msgspec
 import structlog
 import zmq.asyncio
 
-from pingpong_bus import codec
 from pingpong_bus.chain import Chain
-from pingpong_bus.errors import ConfigError, EngineError, MessageError, PingpongError, error_from_code
+from pingpong_bus.errors import ConfigError, EngineError, MessageError, Overloaded, PingpongError
 from pingpong_bus.messages import (
-    EngineLimits,
     Heartbeat,
     Hello,
     Loading,
@@ -26,77 +25,55 @@ from pingpong_bus.messages import (
     Ready,
     RequestFailed,
     ResetPrefixCache,
-    Stop,
+    StartHop,
     SupervisorMessage,
     Welcome,
     WorkerFailed,
     WorkerMessage,
-    WorkerStatus,
 )
 from pingpong_bus.slab import Slab
 from pingpong_worker.config import WorkerConfig
-from pingpongd.config import DaemonConfig, GroupConfig
+from pingpong_worker.shared_memory_names import PREFIX_VARIABLE
+from pingpongd import watchdog
+from pingpongd.config import DaemonConfig
+from pingpongd.group_life import GroupLife
 from pingpongd.placement import GroupView, PrefixMemory
-from pingpongd.process import WorkerProcess
+from pingpongd.process import Guard, WorkerProcess
+from pingpongd.restart import GiveUp
 from pingpongd.runtime_dir import RuntimeDir
-from pingpongd.sending import bind_router, send_now
+from pingpongd.worker_end import kill_group
+from pingpongd.worker_handle import EndOrder, Worker
+from pingpongd.worker_link import WorkerLink, lost
+from pingpongd.worker_watch import WorkerWatch
+
+__all__ = ["Fleet", "FleetListener", "Worker"]
 
 _log = structlog.get_logger()
-_STOP_SECONDS = 20.0  # vLLM's own shutdown takes 3.5 s
-_REQUEST_SECONDS = 120.0
-_LAST_MESSAGE_TRIES = 20
+_LONGEST_STOP_SECONDS = 30.0
+"""For all workers together. A process that SIGKILL does not end within it hangs in a driver; nothing can end it."""
 
 
 class FleetListener(Protocol):
-    """Who hears of hops."""
+    """Who hears of hops and of the workers that run them."""
 
     def hop_message(self, worker: Worker, message: WorkerMessage) -> None:
         """A worker reports on one of its hops."""
 
+    def worker_ready(self, worker: Worker) -> None:
+        """A worker serves, for the first time or again."""
+
     def worker_lost(self, worker: Worker, why: str) -> None:
-        """A worker that served is gone; its hops will never report again."""
+        """A worker that served was reaped: nobody writes its hops' logs any more, and they never report again.
 
+        `worker.hops` still names them; the listener clears it.
+        """
 
-class Worker:
-    """One worker as the supervisor sees it."""
-
-    def __init__(self, group: GroupConfig, bell: str) -> None:
-        self.group = group
-        self.bell = bell
-        self.state: Literal["starting", "loading", "ready", "stopping", "dead"] = "starting"
-        self.stage = "starting"
-        self.process: WorkerProcess | None = None
-        self.limits: EngineLimits | None = None
-        self.failure: WorkerFailed | None = None
-        self.hops: set[str] = set()
-        self.memory = PrefixMemory(0)
-        self.rss_bytes = 0
-        self.output_tokens = 0
-        self.settled = asyncio.Event()
-        """Set once it is ready or has failed to start."""
-
-    @property
-    def name(self) -> str:
-        """The group's name."""
-        return self.group.name
-
-    def status(self) -> WorkerStatus:
-        """As clients see it."""
-        return WorkerStatus(
-            name=self.name,
-            devices=self.group.devices,
-            state=self.state,
-            stage=self.stage,
-            pid=self.process.pid if self.process else None,
-            hops=len(self.hops),
-            limits=self.limits,
-            rss_bytes=self.rss_bytes,
-            output_tokens=self.output_tokens,
-        )
+    def group_failed(self, worker: Worker, why: str) -> None:
+        """A group is given up; no other worker will be tried."""
 
 
 class Fleet:
-    """All workers, and the socket they talk to."""
+    """All workers, and the socket they talk to; belongs to the running event loop."""
 
     def __init__(
         self,
@@ -106,101 +83,171 @@ class Fleet:
         slab: Slab,
         context: zmq.asyncio.Context,
         listener: FleetListener,
+        guard: Guard | None = None,
     ) -> None:
+        """Bind the workers' socket; nothing is started yet.
+
+        Raises:
+            ConfigError: the socket cannot be bound.
+        """
         self._config = config
         self._model = model
         self._runtime = runtime
         self._slab = slab
         self._listener = listener
-        self._socket = bind_router(context, runtime.workers, linger_ms=0, queued_frames=0)
+        self._guard = guard
+        self._link = WorkerLink(context, runtime.workers)
         self.workers = {group.name: Worker(group, runtime.bell(group.name)) for group in config.groups}
-        self._requests = itertools.count(1)
-        self._waiting: dict[int, tuple[Worker, asyncio.Future[WorkerMessage]]] = {}
+        self._lives = [
+            GroupLife(worker, self._link, lambda: self._config, self._spawn, self) for worker in self.workers.values()
+        ]
+        self._watch = WorkerWatch(list(self.workers.values()), lambda: self._config, self.too_slow)
+        self._stopping = False
+        self._life_tasks: list[asyncio.Task[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with what ends the daemon: the last engine has died, or a task of ours has failed."""
+        loop = asyncio.get_running_loop()
+        self._all_served: asyncio.Future[None] = loop.create_future()
+        """Done when each has served; fails where one is given up before."""
+        self.broken: asyncio.Future[None] = loop.create_future()
+        """Fails with what ends the daemon: the last group is given up, or a task of ours has failed."""
 
     @property
     def ready(self) -> list[Worker]:
-        """The workers that serve, in the configuration's order."""
+        """The workers that take hops, in the configuration's order."""
         return [worker for worker in self.workers.values() if worker.state == "ready"]
 
+    @property
+    def refused_frames(self) -> int:
+        """Frames on the workers' socket that made no sense, since the start."""
+        return self._link.refused_frames
+
     def views(self) -> list[GroupView]:
-        """The workers that serve, for placement."""
+        """The workers that take hops, for placement."""
         return [GroupView(worker.name, len(worker.hops), worker.memory.held) for worker in self.ready]
 
+    def apply(self, config: DaemonConfig) -> None:
+        """Take from a re-read configuration what can change: `watch`, `restart`, `start_seconds`, `log_dir`,
+        `log_worker_output`. A new `heartbeat_s` is for the workers that start from now on."""
+        self._config = msgspec.structs.replace(
+            self._config,
+            watch=config.watch,
+            restart=config.restart,
+            start_seconds=config.start_seconds,
+            log_dir=config.log_dir,
+            log_worker_output=config.log_worker_output,
+        )
+
+    # --------------------------------------------------------------------------------------------------- start and stop
+
     async def start(self) -> None:
-        """Start every worker at the same time; returns when all serve.
+        """Start every worker at the same time; returns when all have served.
+
+        One that dies while it loads is started again, as `restart` says.
 
         Raises:
             ConfigError: one of them can never start like this.
-            EngineError: one of them failed.
+            EngineError: one of them took too long, or died again and again.
         """
-        self._watch_task(asyncio.create_task(self._receive(), name="fleet-receive"))
-        for worker in self.workers.values():
-            worker.process = WorkerProcess.spawn(self._worker_config(worker), self._environment())
-            worker.process.on_line = partial(self._printed, worker)
-            _log.info("worker_started", worker=worker.name, pid=worker.process.pid, devices=worker.group.devices)
-            self._watch_task(asyncio.create_task(self._watch(worker), name=f"watch-{worker.name}"))
-        try:
-            async with asyncio.timeout(self._config.start_seconds):
-                # The first failure is enough to give up: the others would load for minutes in vain.
-                waits = [asyncio.create_task(worker.settled.wait()) for worker in self.workers.values()]
-                try:
-                    for done in asyncio.as_completed(waits):
-                        await done
-                        self._raise_start_failure()
-                finally:
-                    for wait in waits:
-                        wait.cancel()
-        except TimeoutError:
-            stuck = next(worker for worker in self.workers.values() if worker.state != "ready")
-            raise EngineError(
-                f'the engine of group "{stuck.name}" did not start within {self._config.start_seconds:g} s '
-                f"(it was at: {stuck.stage}).",
-                hint="Raise `start_seconds`, or run with --log-level debug to see what it prints.",
-            ) from None
+        self._run(self._tasks, self._link.receive(self._handle, self._unreadable), "fleet-receive")
+        self._run(self._tasks, self._watch.serving(), "fleet-watch-serving")
+        self._run(self._tasks, self._watch.starting(), "fleet-watch-starting")
+        for worker, life in zip(self.workers.values(), self._lives, strict=True):
+            self._run(self._life_tasks, life.run(), f"group-{worker.name}")
+        await asyncio.wait({self._all_served, self.broken}, return_when=asyncio.FIRST_COMPLETED)
+        (self._all_served if self._all_served.done() else self.broken).result()
 
-    async def stop(self) -> None:
-        """End every worker and what it started."""
-        ends = []
+    async def stop(self, *, fast: bool = False) -> None:
+        """End every worker and what it started; may be called again, with `fast`, while it is under way.
+
+        Args:
+            fast: do not ask, kill.
+        """
+        self._stopping = True
+        for life in self._lives:
+            life.stop()
         for worker in self.workers.values():
-            serving = worker.state == "ready"
-            if worker.state != "dead":
-                worker.state = "stopping"
-            if serving:
-                self._send_or_drop(worker, Stop())
-            if worker.process is not None:
-                ends.append(worker.process.end(_STOP_SECONDS if serving else 0))
-        for outcome in await asyncio.gather(*ends, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                _log.error("worker_not_ended", error=repr(outcome))
-        for task in self._tasks:
+            if worker.process is not None and fast:
+                kill_group(worker.process)
+            elif worker.process is not None and worker.order is not None:
+                worker.process.kill()  # it hangs, or is ending: no more patience with it
+            how: Literal["ask", "kill"] = "ask" if self._watch.beats(worker) else "kill"
+            worker.end(EndOrder(how, "the daemon stops", expected=True))
+            worker.wake()
+        if self._life_tasks:
+            _, left = await asyncio.wait(self._life_tasks, timeout=_LONGEST_STOP_SECONDS)
+            if left:
+                _log.error("worker_not_ended", tasks=[task.get_name() for task in left])
+        tasks = [*self._tasks, *self._life_tasks]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.broken.cancel()
-        self._socket.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for future in (self._all_served, self.broken):
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # seen by now, or of no matter: the fleet is over
+        self._link.close()
+
+    async def drain(self, worker: Worker, deadline_s: float) -> None:
+        """Let a worker finish its hops, and replace it by a fresh one; returns when that serves.
+
+        Hops that run at the deadline are cut off there, and the listener is told that they are lost.
+
+        Args:
+            worker: one that serves, or is about to.
+            deadline_s: how long its hops may take.
+
+        Raises:
+            EngineError: it is being drained already, or no fresh one has come to serve.
+        """
+        if worker.state == "draining":
+            raise EngineError(f'worker "{worker.name}" is being drained already.', hint="Wait for that.")
+        fresh = worker.number
+        if worker.state == "ready":
+            fresh += 1
+            await self._empty(worker, deadline_s)
+        await worker.until(
+            lambda: worker.state == "failed" or (worker.state == "ready" and worker.number >= fresh) or self._stopping
+        )
+        if worker.state != "ready":
+            why = worker.last_failure if worker.state == "failed" else "the daemon stops"
+            raise EngineError(
+                f'no fresh worker serves group "{worker.name}": {why}.', hint="See `pingpong-client status`."
+            )
+
+    # --------------------------------------------------------------------------------------------------------- messages
 
     def send(self, worker: Worker, message: SupervisorMessage) -> None:
         """Send without waiting.
 
         Raises:
-            EngineError: the worker is gone.
+            EngineLost: the worker is gone, or takes no new hops.
         """
-        if not self._send_or_drop(worker, message):
-            raise EngineError(f'worker "{worker.name}" is gone.', hint="See `pingpong-client status`.")
+        if isinstance(message, StartHop) and worker.state != "ready":
+            raise lost(worker, f"it is {worker.state}")
+        if not self._link.send(worker, message):
+            raise lost(worker, "nobody is at its end of the socket")
 
     async def prepare(self, chain: Chain, inputs: dict[str, str]) -> list[PreparedAgent]:
-        """Render and tokenize a chain on the least busy worker.
+        """Render and tokenize a chain on the least busy worker; where that fails, on another.
 
         Raises:
+            Overloaded: no worker can, for now.
             PingpongError: what the worker found wrong with it.
         """
-        worker = min(self.ready, key=lambda worker: len(worker.hops))
-        number = next(self._requests)
-        reply = await self._ask(worker, number, Prepare(request=number, chain=chain, inputs=inputs))
-        assert isinstance(reply, Prepared)  # noqa: S101 - nothing else answers a Prepare
-        return reply.agents
+        tried: set[bytes] = set()
+        why = "all groups are starting"
+        while workers := [worker for worker in self.ready if worker.identity not in tried]:
+            worker = min(workers, key=lambda worker: len(worker.hops))
+            tried.add(worker.identity)
+            try:
+                reply = await self._link.ask(
+                    worker, lambda request: Prepare(request=request, chain=chain, inputs=inputs)
+                )
+            except EngineError as error:
+                why = error.message.rstrip(".")
+                continue
+            assert isinstance(reply, Prepared)  # noqa: S101 - nothing else answers a Prepare
+            return reply.agents
+        raise Overloaded(f"no engine serves now: {why}.", hint="Watch `pingpong-client status` until one does.")
 
     async def reset_prefix_caches(self) -> None:
         """Empty every serving worker's prefix cache.
@@ -209,147 +256,129 @@ class Fleet:
             EngineError: one of them could not.
         """
         for worker in self.ready:
-            number = next(self._requests)
-            await self._ask(worker, number, ResetPrefixCache(request=number))
+            await self._link.ask(worker, lambda request: ResetPrefixCache(request=request))
             worker.memory.forget()
-
-    async def _ask(self, worker: Worker, number: int, message: SupervisorMessage) -> WorkerMessage:
-        future: asyncio.Future[WorkerMessage] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = (worker, future)
-        try:
-            self.send(worker, message)
-            async with asyncio.timeout(_REQUEST_SECONDS):
-                reply = await future
-        except TimeoutError:
-            raise EngineError(
-                f'worker "{worker.name}" did not answer within {_REQUEST_SECONDS:g} s.', hint="Look at its log lines."
-            ) from None
-        finally:
-            del self._waiting[number]
-        if isinstance(reply, RequestFailed):
-            raise error_from_code(reply.code, reply.message, hint=reply.hint, field=reply.field)
-        return reply
-
-    def _send_or_drop(self, worker: Worker, message: SupervisorMessage) -> bool:
-        """Whether the worker's socket took the message."""
-        return send_now(self._socket, worker.name.encode(), codec.encode(message))
-
-    async def _receive(self) -> None:
-        while True:
-            identity, *frames = await self._socket.recv_multipart()
-            worker = self.workers.get(identity.decode(errors="replace"))
-            try:
-                if worker is None or len(frames) != 1:
-                    raise MessageError(f"{len(frames)} frames from {identity!r}.")
-                self._handle(worker, codec.decode_worker_message(frames[0]))
-            except MessageError as error:
-                _log.warning("worker_message_dropped", error=str(error))
-                if worker is not None and worker.state == "starting" and worker.process is not None:
-                    # Its first words are not understood: a worker of another version would be waited for in vain.
-                    worker.failure = WorkerFailed(
-                        code="ConfigError",
-                        message=error.message,
-                        hint="Install pingpongd anew, in one version.",
-                        permanent=True,
-                    )
-                    worker.process.kill()
 
     def _handle(self, worker: Worker, message: WorkerMessage) -> None:
         match message:
-            case _ if worker.state in ("stopping", "dead") and isinstance(message, Hello | Loading | Ready):
-                _log.debug("worker_message_late", worker=worker.name, message=type(message).__name__)
-            case Hello():
-                worker.state = "loading"
-                self._send_or_drop(worker, Welcome())
-            case Loading(stage=stage):
-                worker.stage = stage
-                _log.info("worker_loading", worker=worker.name, stage=stage)
-            case Ready(limits=limits):
-                worker.state, worker.stage, worker.limits = "ready", "serving", limits
-                worker.memory = PrefixMemory(limits.kv_tokens)
-                worker.settled.set()
-                _log.info(
-                    "worker_ready",
-                    worker=worker.name,
-                    engine=limits.engine,
-                    model=limits.model,
-                    max_model_len=limits.max_model_len,
-                    kv_tokens=limits.kv_tokens,
-                )
             case WorkerFailed():
-                worker.failure = message
-                if worker.state in ("starting", "loading"):
-                    worker.settled.set()  # it may take its time to end, and the others need not go on loading
-                _log.error("worker_failed", worker=worker.name, error=message.message, permanent=message.permanent)
+                self._failed(worker, message)
+            case Hello() | Loading() | Ready():
+                self._starts(worker, message)
             case Heartbeat():
+                self._watch.beat(worker, message)
                 worker.rss_bytes = message.rss_bytes
                 worker.output_tokens = message.output_tokens
-            case Prepared(request=request) | RequestFailed(request=request) | PrefixCacheReset(request=request):
-                entry = self._waiting.get(request)
-                if entry is not None and not entry[1].done():
-                    entry[1].set_result(message)
-            case _:
+            case Prepared() | RequestFailed() | PrefixCacheReset():
+                self._link.answer(worker, message)
+            case _ if worker.served:
                 self._listener.hop_message(worker, message)
+            case _:
+                raise MessageError(f'{type(message).__name__} from worker "{worker.name}", which has not served yet.')
 
-    async def _watch(self, worker: Worker) -> None:
-        """Wait for a worker's end and tell those who wait for it."""
-        assert worker.process is not None  # noqa: S101 - started before it is watched
-        code = await worker.process.exited()
-        for _ in range(_LAST_MESSAGE_TRIES):  # its last message, the reason, may still be on its way
-            if worker.failure is not None or worker.state == "stopping":
-                break
-            await asyncio.sleep(0.01)
-        served = worker.state == "ready"
-        expected = worker.state == "stopping"
-        worker.state, worker.stage = "dead", f"ended with {_exit_text(code)}"
-        worker.settled.set()
-        if expected:
-            _log.info("worker_stopped", worker=worker.name, exit_code=code)
-            return
-        why = worker.failure.message if worker.failure else f"it ended with {_exit_text(code)}"
-        error = EngineError(f'worker "{worker.name}" is gone: {why.rstrip(".")}.', hint="See `pingpong-client status`.")
-        for owner, future in list(self._waiting.values()):
-            if owner is worker and not future.done():
-                future.set_exception(error)
-        if served:
-            self._listener.worker_lost(worker, str(error))
-        await worker.process.over()
-        _log.error("worker_died", worker=worker.name, exit_code=code, last_lines=list(worker.process.tail))
-        if served and not self.ready and not self.broken.done():
-            self.broken.set_exception(
-                EngineError(f"no engine is left. {error.message}", hint="Start the daemon again.")
-            )
+    def _starts(self, worker: Worker, message: Hello | Loading | Ready) -> None:
+        """Its steps from the first words to service; each is taken once."""
+        if worker.order is not None:
+            return  # it crossed the order to end
+        match message, worker.state:
+            case Hello(pid=pid), "starting" if worker.process is not None and pid == worker.process.pid:
+                worker.state = "loading"
+                self._link.send(worker, Welcome())
+            case Loading(stage=stage), "loading":
+                worker.stage = stage
+                _log.info("worker_loading", worker=worker.name, stage=stage)
+            case Ready(), "loading":
+                self._serves(worker, message)
+            case _:
+                raise MessageError(f'{type(message).__name__} from worker "{worker.name}", which is {worker.state}.')
 
-    def _watch_task(self, task: asyncio.Task[None]) -> None:
-        """Let the daemon end with a task that fails, and not go on deaf."""
+    def _serves(self, worker: Worker, message: Ready) -> None:
+        limits = message.limits
+        worker.limits, worker.memory = limits, PrefixMemory(limits.kv_tokens)
+        worker.watch = watchdog.serving(asyncio.get_running_loop().time())
+        worker.served = True
+        worker.state, worker.stage = "ready", "serving"
+        _log.info(
+            "worker_ready",
+            worker=worker.name,
+            engine=limits.engine,
+            model=limits.model,
+            max_model_len=limits.max_model_len,
+            kv_tokens=limits.kv_tokens,
+        )
+        if not self._all_served.done() and all(worker.limits is not None for worker in self.workers.values()):
+            self._all_served.set_result(None)
+        self._listener.worker_ready(worker)
 
-        def done(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
-                self.broken.set_exception(error)
+    def _failed(self, worker: Worker, message: WorkerFailed) -> None:
+        worker.failure = message
+        _log.error("worker_failed", worker=worker.name, error=message.message, permanent=message.permanent)
+        worker.end(EndOrder("wait", message.message.rstrip(".")))
+        if message.permanent and not self._all_served.done():
+            # It may take its time to end, and the others need not go on loading.
+            self._all_served.set_exception(ConfigError(_of_group(worker, message.message), hint=message.hint))
 
-        task.add_done_callback(done)
-        self._tasks.append(task)
+    def _unreadable(self, worker: Worker, error: MessageError) -> None:
+        if worker.state == "starting":
+            # Its first words are not understood: a worker of another version would be waited for in vain.
+            hint = "Install pingpongd anew, in one version."
+            worker.failure = WorkerFailed(code="ConfigError", message=error.message, hint=hint, permanent=True)
+            worker.end(EndOrder("kill", error.message.rstrip(".")))
 
-    def _raise_start_failure(self) -> None:
-        for worker in self.workers.values():
-            failure = worker.failure
-            if worker.state != "dead" and failure is None:
-                continue
-            if failure is None:
-                raise EngineError(
-                    f'the worker of group "{worker.name}" {worker.stage} before it could serve.',
-                    hint="Its last lines are in the log event worker_died.",
+    # ------------------------------------------------------------------------------------------ what becomes of workers
+
+    def too_slow(self, worker: Worker, stage: str) -> None:
+        """A worker's start has taken too long; at the daemon's own start another try would only take as long."""
+        if not self._all_served.done():
+            self._all_served.set_exception(
+                EngineError(
+                    f'the engine of group "{worker.name}" did not start within {self._config.start_seconds:g} s '
+                    f"(it was at: {stage}).",
+                    hint="Raise `start_seconds`, or run with --log-level debug to see what it prints.",
                 )
-            error: PingpongError = error_from_code(
-                failure.code, f'group "{worker.name}": {failure.message}', hint=failure.hint
             )
-            raise ConfigError(error.message, hint=error.hint) if failure.permanent else error
+
+    def lost(self, worker: Worker, why: str) -> None:
+        """A worker that served was reaped."""
+        self._listener.worker_lost(worker, f'worker "{worker.name}" is gone: {why}.')
+        worker.hops.clear()
+
+    def given_up(self, worker: Worker, decision: GiveUp, hint: str) -> None:
+        """No other worker will be tried in this group."""
+        message, hint = _of_group(worker, f"{decision.why}."), hint or "The log events worker_died hold its last lines."
+        error: PingpongError = (ConfigError if decision.permanent else EngineError)(message, hint=hint)
+        if not self._all_served.done():
+            self._all_served.set_exception(error)
+            return
+        self._listener.group_failed(worker, message)
+        if all(worker.state == "failed" for worker in self.workers.values()) and not self.broken.done():
+            self.broken.set_exception(error)
+
+    async def _empty(self, worker: Worker, deadline_s: float) -> None:
+        """Wait for a worker's last hop, and order its end."""
+        start = worker.number
+        worker.state = "draining"
+        _log.info("worker_draining", worker=worker.name, hops=len(worker.hops), seconds=deadline_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await worker.until(lambda: not worker.hops or worker.state != "draining")
+        except TimeoutError:
+            _log.info("worker_drain_deadline", worker=worker.name, hops=len(worker.hops))
+        except asyncio.CancelledError:
+            if worker.number == start and worker.state == "draining":
+                worker.state = "ready"
+            raise
+        if worker.number == start:
+            worker.end(EndOrder("ask", "it was drained", expected=True))
+
+    def _spawn(self, worker: Worker) -> WorkerProcess:
+        process = WorkerProcess.spawn(self._worker_config(worker), self._environment(), self._guard)
+        process.on_line = partial(self._printed, worker)
+        return process
 
     def _printed(self, worker: Worker, line: str) -> None:
-        if self._config.log_worker_output:
-            _log.info("worker_output", worker=worker.name, line=line)
-        else:
-            _log.debug("worker_output", worker=worker.name, line=line)
+        say: Callable[..., None] = _log.info if self._config.log_worker_output else _log.debug
+        say("worker_output", worker=worker.name, line=line)
 
     def _worker_config(self, worker: Worker) -> WorkerConfig:
         group, config = worker.group, self._config
@@ -368,12 +397,29 @@ class Fleet:
             control=self._runtime.workers,
             bell=worker.bell,
             supervisor_pid=os.getpid(),
+            heartbeat_s=worker.heartbeat_s,
+            identity=worker.identity.decode(),
         )
 
     def _environment(self) -> dict[str, str]:
-        """Ours, with temporary files where they are cleared away with the daemon."""
-        return os.environ | {"TMPDIR": str(self._runtime.temporary), "PYTHONUNBUFFERED": "1"}
+        """Ours, with temporary files and names in /dev/shm that are cleared away with the daemon."""
+        return os.environ | {
+            "TMPDIR": str(self._runtime.temporary),
+            PREFIX_VARIABLE: self._runtime.segment_prefix,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _run(self, tasks: list[asyncio.Task[None]], work: Coroutine[None, None, None], name: str) -> None:
+        """Run a task, and let the daemon end with one that fails, and not go on deaf."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
+                self.broken.set_exception(error)
+
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(done)
+        tasks.append(task)
 
 
-def _exit_text(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+def _of_group(worker: Worker, what: str) -> str:
+    return f'group "{worker.name}": {what}'

@@ -1,0 +1,165 @@
+"""The socket that workers talk to: who is who, requests and their answers, frames that make no sense."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import structlog
+import zmq.asyncio
+
+from pingpong_bus import codec
+from pingpong_bus.errors import EngineError, EngineLost, MessageError, error_from_code
+from pingpong_bus.messages import (
+    PrefixCacheReset,
+    Prepare,
+    Prepared,
+    RequestFailed,
+    ResetPrefixCache,
+    SupervisorMessage,
+    WorkerMessage,
+)
+from pingpongd.sending import bind_router, send_now
+from pingpongd.worker_handle import Worker
+
+_log = structlog.get_logger()
+_REQUEST_SECONDS = 120.0
+_QUIET_SECONDS = 0.05
+_MOST_WAITS = 20
+_FRAMES_IN_A_ROW = 64
+_LOG_EVERY_SECONDS = 10.0
+
+Answer = Prepared | PrefixCacheReset
+Request = Callable[[int], Prepare | ResetPrefixCache]
+"""Makes a request of its number."""
+
+
+class WorkerLink:
+    """The supervisor's end of all conversations with workers."""
+
+    def __init__(self, context: zmq.asyncio.Context, endpoint: str) -> None:
+        """Bind the socket.
+
+        Raises:
+            ConfigError: it cannot be bound.
+        """
+        self._socket = bind_router(context, endpoint, linger_ms=0, queued_frames=0)
+        self._workers: dict[bytes, Worker] = {}
+        self._heard: Counter[bytes] = Counter()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, tuple[bytes, asyncio.Future[Answer]]] = {}
+        self.refused_frames = 0
+        """Frames that made no sense, or came from no worker of ours."""
+        self._logged_at = -_LOG_EVERY_SECONDS
+        self._logged_frames = 0
+
+    def attach(self, worker: Worker) -> None:
+        """Take messages of the worker's present start."""
+        self._workers[worker.identity] = worker
+
+    def detach(self, worker: Worker) -> None:
+        """Take no more of them."""
+        self._workers.pop(worker.identity, None)
+        self._heard.pop(worker.identity, None)
+
+    async def receive(
+        self,
+        handle: Callable[[Worker, WorkerMessage], None],
+        unreadable: Callable[[Worker, MessageError], None],
+    ) -> None:
+        """Take messages for ever.
+
+        Args:
+            handle: called with each; it may raise MessageError for one that has no place here.
+            unreadable: called for a worker's frame that is no message.
+        """
+        for number in itertools.count(1):
+            identity, *frames = await self._socket.recv_multipart()
+            worker = self._workers.get(identity)
+            if worker is None or len(frames) != 1:
+                self.refuse(f"{len(frames)} frames from {identity[:64]!r}")
+            else:
+                self._heard[identity] += 1
+                try:
+                    message = codec.decode_worker_message(frames[0])
+                except MessageError as error:
+                    self.refuse(error.message)
+                    unreadable(worker, error)
+                else:
+                    try:
+                        handle(worker, message)
+                    except MessageError as error:
+                        self.refuse(error.message)
+            if number % _FRAMES_IN_A_ROW == 0:
+                await asyncio.sleep(0)  # a receive that finds a message does not yield, and there may be a flood
+
+    def refuse(self, why: str) -> None:
+        """Count a frame that is dropped, and log some of them."""
+        self.refused_frames += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at >= _LOG_EVERY_SECONDS:
+            frames = self.refused_frames - self._logged_frames
+            _log.warning("worker_message_dropped", error=why, frames=frames)
+            self._logged_at, self._logged_frames = now, self.refused_frames
+
+    def send(self, worker: Worker, message: SupervisorMessage) -> bool:
+        """Send without waiting; returns whether there is anybody to send to."""
+        return send_now(self._socket, worker.identity, codec.encode(message))
+
+    async def ask(self, worker: Worker, request: Request) -> Answer:
+        """Send a request and wait for its answer.
+
+        Raises:
+            EngineLost: the worker is gone.
+            EngineError: it does not answer.
+            PingpongError: what it has found wrong with the request.
+        """
+        number = next(self._numbers)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[number] = (worker.identity, future)
+        try:
+            if not self.send(worker, request(number)):
+                raise lost(worker, "nobody is at its end of the socket")
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                return await future
+        except TimeoutError:
+            raise EngineError(
+                f'worker "{worker.name}" did not answer within {_REQUEST_SECONDS:g} s.', hint="Look at its log lines."
+            ) from None
+        finally:
+            del self._asked[number]
+
+    def answer(self, worker: Worker, message: Answer | RequestFailed) -> None:
+        """A request is answered; nobody may wait for it any more."""
+        identity, future = self._asked.get(message.request, (b"", None))
+        if future is None or identity != worker.identity or future.done():
+            return
+        if isinstance(message, RequestFailed):
+            future.set_exception(error_from_code(message.code, message.message, hint=message.hint, field=message.field))
+        else:
+            future.set_result(message)
+
+    def fail(self, worker: Worker, why: str) -> None:
+        """No request to this start of the worker will be answered."""
+        for identity, future in list(self._asked.values()):
+            if identity == worker.identity and not future.done():
+                future.set_exception(lost(worker, why))
+
+    async def quiet(self, worker: Worker) -> None:
+        """Wait until what a dead worker has sent was heard: its last message, the reason, may still be on its way."""
+        for _ in range(_MOST_WAITS):
+            heard = self._heard[worker.identity]
+            await asyncio.sleep(_QUIET_SECONDS)
+            if self._heard[worker.identity] == heard:
+                return
+
+    def close(self) -> None:
+        """Close the socket; nothing more is sent or heard."""
+        self._socket.close()
+
+
+def lost(worker: Worker, why: str) -> EngineLost:
+    """The error of whatever needed this worker."""
+    return EngineLost(f'worker "{worker.name}" is gone: {why}.', hint="See `pingpong-client status`.")
