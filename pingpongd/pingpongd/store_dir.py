@@ -1,0 +1,103 @@
+"""The state directory: where it is, its modes, and the lock that keeps a second daemon out of it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from pingpong_bus.errors import ConfigError
+
+
+def default_state_dir(instance: str) -> Path:
+    """Where an instance's chains are kept.
+
+    systemd's $STATE_DIRECTORY (the first, where there are several), else the instance's folder in $XDG_STATE_HOME or
+    ~/.local/state.
+
+    Raises:
+        ConfigError: this user has no home.
+    """
+    of_service = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if of_service:
+        return Path(of_service)
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not base.startswith("/"):  # the XDG specification: relative paths are to be ignored
+        try:
+            base = str(Path.home() / ".local" / "state")
+        except RuntimeError:
+            raise ConfigError(
+                "this user has no home to keep chains in.", field="state_dir", hint="Set state_dir to a folder."
+            ) from None
+    return Path(base) / ("pingpongd" if instance == "default" else f"pingpongd-{instance}")
+
+
+class StateDir:
+    """The folder, made and locked; `close` lets go of it.
+
+    The lock's file stays: were it removed, two daemons could each hold a lock of that name.
+
+    Raises:
+        ConfigError: another daemon holds it, or it cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = path / "chains.db"
+        self._lock: int | None = None
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(path, error) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(lock, 0)
+            os.write(lock, f"{os.getpid()}\n".encode())
+            # SQLite makes its files with the umask's mode, and its -wal with that of the database.
+            os.close(os.open(self.database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except BlockingIOError:
+            os.close(lock)
+            raise ConfigError(
+                f"another daemon keeps its chains in {path} (pid {_owner(path / 'lock')}).",
+                field="state_dir",
+                hint="Stop it, or give this one another --instance name or state_dir.",
+            ) from None
+        except OSError as error:
+            os.close(lock)
+            raise _unusable(path, error) from None
+        self._lock = lock
+
+    def close(self) -> None:
+        """Let another daemon have it; a second call does nothing."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    if error.errno == errno.EROFS:
+        return ConfigError(
+            f"the state directory {path} is on a read-only file system.",
+            field="state_dir",
+            hint="Make it writable, or set state_dir to a folder that is; what is in it was not changed.",
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ConfigError(
+            f"there is no space left for the state directory {path}.",
+            field="state_dir",
+            hint="Free some, then start again.",
+        )
+    return ConfigError(
+        f"the state directory {path} cannot be made or written: {error.strerror}.",
+        field="state_dir",
+        hint="Set state_dir to a folder that this user may write.",
+    )
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip() or "unknown"
+    except OSError:
+        return "unknown"
