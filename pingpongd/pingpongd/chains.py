@@ -63,31 +63,35 @@ class Chains:
 
     # ---------------------------------------------------------------------------------------------------- the fleet
 
-    def serve(self, fleet: Fleet) -> None:
-        """The engines serve: take up what an earlier life of the daemon has left, and new chains."""
-        self.runs.fleet = fleet
+    def restore(self) -> None:
+        """Take up what an earlier life of the daemon has left; it runs once there are engines."""
         for live in self._store.live():
             self._restore(live)
+
+    def serve(self, fleet: Fleet) -> None:
+        """The engines serve, each for the first time: chains can run, and be accepted."""
+        self.runs.fleet = fleet
+        for record in self._records.values():
+            record.waits_for = self._why_not(record)
+            if record.waits_for:
+                # Kept, not failed: it can run once the daemon is configured as it was, and its owner can cancel it.
+                _log.warning("chain_waits", chain=record.id, reason=record.waits_for)
+            else:
+                self._enqueue(record)
         self.start_waiting()
+
+    def configure(self, config: DaemonConfig) -> None:
+        """Take a configuration that was read again."""
+        self.config = self.runs.config = config
+        self._store.configure(config.store)
 
     def _restore(self, live: LiveChain) -> None:
         job = live.job
         now, age_s = time.monotonic_ns(), max(0.0, time.time() - job.submitted_at)  # a clock may be set back
         record = ChainRecord.restored(live, _reads(job.chain), now - int(age_s * 1e9))
         self._records[record.id] = record
-        record.waits_for = self._why_not(record)
-        _log.info(
-            "chain_restored",
-            chain=record.id,
-            agents=len(record.agents),
-            finished=len(live.outcomes),
-            waits_for=record.waits_for,
-        )
-        if record.waits_for:
-            # Kept, not failed: it can run once the daemon is configured as it was, and its owner can cancel it.
-            _log.warning("chain_waits", chain=record.id, reason=record.waits_for)
-        else:
-            self._enqueue(record)
+        record.waits_for = "the engines are loading"
+        _log.info("chain_restored", chain=record.id, agents=len(record.agents), finished=len(live.outcomes))
 
     def _why_not(self, record: ChainRecord) -> str:
         """Why a chain that was accepted cannot run as the daemon is configured now; empty where it can."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -14,60 +14,89 @@ from typing import Any, Literal
 import structlog
 import zmq.asyncio
 
-from pingpong_bus.errors import ConfigError, PingpongError, SlabFull
+from pingpong_bus.errors import ConfigError, Overloaded, PingpongError, SlabFull, UsageError
 from pingpong_bus.messages import StatusReply
 from pingpong_bus.slab import Slab
-from pingpong_worker.pinning import check_cores, check_devices, cuda_uuids, parse_device, present_cores
 from pingpongd.chains import Chains
 from pingpongd.config import DaemonConfig
 from pingpongd.control import Control
+from pingpongd.devices import check_groups
 from pingpongd.fleet import Fleet
+from pingpongd.logs import set_level
 from pingpongd.model import fetch_model
+from pingpongd.notify import Notifier, feed_watchdog
+from pingpongd.reload import merge
 from pingpongd.runtime_dir import RuntimeDir, default_runtime_dir
+from pingpongd.store import Store, default_state_dir
+from pingpongd.sweeper import Sweeper
 
 _log = structlog.get_logger()
-_CANCEL_SECONDS = 5.0
+_TICK_SECONDS = 1.0
+_EXPIRY_SECONDS = 600.0
+_START_GRACE_SECONDS = 60.0
+"""What a service manager is asked to wait further while engines load; asked for at every tick."""
 
 
 class Daemon:
     """One instance; `run` is its whole life."""
 
-    def __init__(self, config: DaemonConfig) -> None:
+    def __init__(self, config: DaemonConfig, read_again: Callable[[], DaemonConfig] | None = None) -> None:
+        """Args:
+        config: how to run.
+        read_again: reads the configuration anew, for SIGHUP; None: there is nothing to read.
+        """
         self._config = config
+        self._read_again = read_again
         self._started = time.monotonic()
-        self._state: Literal["starting", "ready", "draining"] = "starting"
+        self._ready = False
+        self._draining = False
         self._fleet: Fleet | None = None
-        self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._notifier = Notifier()
+        self._stops: asyncio.Queue[float | None] = asyncio.Queue()
+        """Asked-for ends, each with its deadline in seconds; None: the configuration's."""
+        self._ticks = 0
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; the first drains, a second one cancels what still runs.
+        """Serve until SIGTERM, SIGINT or a client's drain; what runs is finished, a second signal stops at once.
 
         Raises:
-            PingpongError: it could not start.
+            PingpongError: it could not start, or cannot go on.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signals.put_nowait, number)
+            loop.add_signal_handler(number, self._stops.put_nowait, None)
         config = self._config
-        _check_devices(config)
+        check_groups(config)
         path = Path(config.runtime_dir) if config.runtime_dir else default_runtime_dir(config.instance)
+        state = Path(config.state_dir) if config.state_dir else default_state_dir(config.instance)
         with (
-            RuntimeDir(path.absolute(), config.instance) as runtime,
+            RuntimeDir(path.absolute(), config.instance, config.client_group) as runtime,
             _create_slab(config) as slab,
         ):
+            store = Store.open(state.absolute(), config.store)
             context = zmq.asyncio.Context()
             try:
-                await self._serve(runtime, slab, context)
+                async with Sweeper(runtime) as sweeper:
+                    await self._serve(runtime, slab, store, context, sweeper)
             finally:
+                await store.close()
                 context.term()
         _log.info("daemon_stopped", instance=config.instance)
 
-    async def _serve(self, runtime: RuntimeDir, slab: Slab, context: zmq.asyncio.Context) -> None:
-        control = Control(runtime.control, context)
-        chains = Chains(self._config, slab, control.publish)
-        serving = asyncio.create_task(control.serve(chains, lambda number: self._status(number, chains, slab)))
-        signalled = asyncio.create_task(self._signals.get())
-        starting = asyncio.create_task(self._start_fleet(runtime, slab, context, chains))
+    async def _serve(
+        self, runtime: RuntimeDir, slab: Slab, store: Store, context: zmq.asyncio.Context, sweeper: Sweeper
+    ) -> None:
+        control = Control(runtime, context)
+        chains = Chains(self._config, slab, store, control.publish)
+        chains.restore()
+        serving = asyncio.create_task(
+            control.serve(chains, lambda number: self._status(number, chains, slab, store, control), self._drain_group)
+        )
+        stopped = asyncio.create_task(self._stops.get())
+        starting = asyncio.create_task(self._start_fleet(runtime, slab, context, chains, sweeper))
+        ticking = asyncio.create_task(self._tick(chains))
+        fed = asyncio.create_task(feed_watchdog(self._notifier, lambda: self._ticks))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, chains)
         _log.info(
             "daemon_started",
             instance=self._config.instance,
@@ -75,52 +104,137 @@ class Daemon:
             socket=runtime.control.removeprefix("ipc://"),
         )
         try:
-            await _first(starting, signalled, serving)
-            if starting.done() and not signalled.done():
+            await _first(starting, stopped, serving, ticking)
+            if starting.done() and not stopped.done():
                 fleet = starting.result()
-                self._state = "ready"
+                self._ready = True
+                self._notifier.ready()
                 _log.info("daemon_ready", seconds=round(time.monotonic() - self._started, 1))
-                await _first(signalled, serving, fleet.broken)
+                await _first(stopped, serving, ticking, fleet.broken)
                 if fleet.broken.done():
                     fleet.broken.result()
-                if signalled.done():
-                    await self._drain(chains)
-            if serving.done():
-                serving.result()
+                if stopped.done():
+                    await self._drain(chains, stopped.result())
+            for task in (serving, ticking):
+                if task.done():
+                    task.result()
         finally:
-            self._state = "draining"
+            self._draining = chains.draining = True
+            self._notifier.stopping()
             try:
                 await _cancelled(starting)
-                if self._fleet is not None:
-                    await self._fleet.stop()
-                await _cancelled(serving, signalled)
+                await self._stop_fleet()
+                await chains.settled()
+                await _cancelled(serving, stopped, ticking, fed)
             finally:
                 control.close()
+                self._notifier.close()
 
     async def _start_fleet(
-        self, runtime: RuntimeDir, slab: Slab, context: zmq.asyncio.Context, chains: Chains
+        self, runtime: RuntimeDir, slab: Slab, context: zmq.asyncio.Context, chains: Chains, sweeper: Sweeper
     ) -> Fleet:
         config = self._config
+        self._notifier.status("fetching the model")
         model = await fetch_model(config.model) if config.engine == "vllm" else config.model
-        self._fleet = Fleet(config, model, runtime, slab, context, chains)
+        self._fleet = Fleet(config, model, runtime, slab, context, chains.runs, sweeper)
         await self._fleet.start()
-        chains.fleet = self._fleet  # only now: a chain that came earlier would find half of the groups
+        chains.serve(self._fleet)  # only now: a chain that came earlier would find half of the groups
         return self._fleet
 
-    async def _drain(self, chains: Chains) -> None:
-        """Let running chains finish; cancel them at the deadline or at a second signal."""
-        self._state, chains.draining = "draining", True
-        _log.info("daemon_draining", chains=len(chains.live()), seconds=self._config.drain_seconds)
-        again = asyncio.create_task(self._signals.get())
-        idle = asyncio.create_task(chains.idle.wait())
-        await asyncio.wait({again, idle}, timeout=self._config.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
-        for record in chains.live():
-            chains.cancel(record.id, "the daemon was stopped")
-        await asyncio.wait({idle}, timeout=_CANCEL_SECONDS)
-        for task in (again, idle):
-            task.cancel()
+    async def _stop_fleet(self) -> None:
+        """End the workers; a signal meanwhile makes short work of them."""
+        if self._fleet is None:
+            return
+        stopping = asyncio.create_task(self._fleet.stop())
+        again = asyncio.create_task(self._stops.get())
+        await _first(stopping, again)
+        if not stopping.done():
+            await self._fleet.stop(fast=True)
+        await stopping
+        await _cancelled(again)
 
-    def _status(self, request: int, chains: Chains, slab: Slab) -> StatusReply:
+    async def _drain(self, chains: Chains, deadline_s: float | None) -> None:
+        """Let running chains finish, up to the deadline or the next signal; the others are kept for the next start."""
+        seconds = self._config.drain_seconds if deadline_s is None else deadline_s
+        self._draining = chains.draining = True
+        self._notifier.stopping()
+        _log.info("daemon_draining", chains=len(chains.live()), seconds=seconds)
+        again = asyncio.create_task(self._stops.get())
+        idle = asyncio.create_task(chains.idle.wait())
+        await asyncio.wait({again, idle}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await _cancelled(again, idle)
+        if kept := len(chains.live()):
+            _log.info("chains_kept", chains=kept, reason="they go on at the next start")
+
+    async def _drain_group(self, group: str | None, deadline_s: float | None) -> None:
+        """A client's `Drain`.
+
+        Raises:
+            UsageError: there is no such group.
+            Overloaded: the daemon is not serving, or is being stopped.
+            EngineError: no fresh worker has come to serve.
+        """
+        if group is None:
+            self._stops.put_nowait(deadline_s)
+            return
+        if self._draining or self._fleet is None or not self._ready:
+            raise Overloaded("the daemon is not serving.", hint="See `pingpong-client status`.")
+        worker = self._fleet.workers.get(group)
+        if worker is None:
+            known = ", ".join(self._fleet.workers)
+            raise UsageError(f'there is no device group "{group}".', field="group", hint=f"There are: {known}.")
+        await self._fleet.drain(worker, self._config.drain_seconds if deadline_s is None else deadline_s)
+
+    def _reload(self, chains: Chains) -> None:
+        """SIGHUP: read the configuration again, take what can be changed, and name what cannot."""
+        if self._read_again is None:
+            return
+        self._notifier.reloading()
+        try:
+            reload = merge(self._config, self._read_again())
+        except PingpongError as error:
+            _log.error("config_not_reloaded", error=str(error))
+        else:
+            self._config = reload.config
+            chains.configure(reload.config)
+            if self._fleet is not None:
+                self._fleet.apply(reload.config)
+            set_level(reload.config.log_level)
+            _log.info("config_reloaded", changed=reload.changed, needs_restart=reload.needs_restart)
+        if self._ready:
+            self._notifier.ready()
+
+    async def _tick(self, chains: Chains) -> None:
+        """What has to be done again and again: deadlines, expiry, the service manager's status line."""
+        expiry = time.monotonic()
+        while True:
+            self._ticks += 1
+            chains.tick()
+            self._notifier.status(self._status_line(chains))
+            if not self._ready:
+                self._notifier.extend(_START_GRACE_SECONDS)
+            if time.monotonic() >= expiry:
+                expiry = time.monotonic() + _EXPIRY_SECONDS
+                await chains.expire()
+            await asyncio.sleep(_TICK_SECONDS)
+
+    @property
+    def _state(self) -> Literal["starting", "ready", "degraded", "draining"]:
+        if self._draining:
+            return "draining"
+        if not self._ready or self._fleet is None:
+            return "starting"
+        return "ready" if len(self._fleet.ready) == len(self._fleet.workers) else "degraded"
+
+    def _status_line(self, chains: Chains) -> str:
+        """One line for people, such as ``systemctl status`` shows."""
+        counts = chains.counts()
+        work = f"{counts.get('running', 0)} chains running, {counts.get('queued', 0)} waiting"
+        workers = self._fleet.workers.values() if self._fleet is not None else ()
+        absent = ", ".join(f"{worker.name}: {worker.stage}" for worker in workers if worker.state != "ready")
+        return f"{self._state}; {work}" + (f"; {absent}" if absent else "")
+
+    def _status(self, request: int, chains: Chains, slab: Slab, store: Store, control: Control) -> StatusReply:
         fleet = self._fleet
         return StatusReply(
             request=request,
@@ -134,6 +248,8 @@ class Daemon:
             slot_capacity=slab.capacity,
             workers=[worker.status() for worker in fleet.workers.values()] if fleet else [],
             chains=chains.counts(),
+            store=store.status(),
+            refused_frames={"control": control.refused_frames, "workers": fleet.refused_frames if fleet else 0},
         )
 
 
@@ -157,47 +273,10 @@ def _create_slab(config: DaemonConfig) -> Slab:
         raise ConfigError(error.message, field="slots", hint=error.hint) from None
 
 
-def _check_devices(config: DaemonConfig) -> None:
-    """Raise ConfigError for a device that is not there or is claimed twice, before anything is started."""
-    owners: dict[str, str] = {}
-    for index, group in enumerate(config.groups):
-        try:
-            if config.engine == "vllm":
-                check_devices(group.devices, present_cores(), cuda_uuids)
-                for device in claimed(group.devices, cuda_uuids):
-                    if device in owners:
-                        raise ConfigError(
-                            f'{device} is in group "{owners[device]}" already.',
-                            field="devices",
-                            hint="An engine wants its devices for itself.",
-                        )
-                    owners[device] = group.name
-            check_cores(group.cores, present_cores(), "cores")
-        except ConfigError as error:
-            raise ConfigError(error.message, hint=error.hint, field=f"groups[{index}].{error.field}") from None
-
-
-def claimed(devices: Sequence[str], uuids: Callable[[], Sequence[str]]) -> list[str]:
-    """Every core and GPU of a group by one name, however the configuration names it.
-
-    Args:
-        devices: that have been checked.
-        uuids: lists this machine's GPUs; called only where a GPU is named by its index.
-    """
-    found: list[str] = []
-    for device in devices:
-        parsed = parse_device(device)
-        if isinstance(parsed, list):
-            found += [f"core {core}" for core in parsed]
-        else:
-            found.append(uuids()[parsed] if isinstance(parsed, int) else parsed)
-    return found
-
-
-def run_daemon(config: DaemonConfig) -> None:
-    """Run a daemon in this process; see `Daemon.run`."""
+def run_daemon(config: DaemonConfig, read_again: Callable[[], DaemonConfig] | None = None) -> None:
+    """Run a daemon in this process; see `Daemon`."""
     try:
-        asyncio.run(Daemon(config).run())
+        asyncio.run(Daemon(config, read_again).run())
     except PingpongError as error:
         _log.error("daemon_failed", code=error.code, error=str(error))
         raise
