@@ -17,13 +17,18 @@ from pingpongd.chain_state import (
     Dispatch,
     Ended,
     Event,
+    FailAsked,
     Finish,
     FirstToken,
+    Held,
     IllegalTransition,
+    Lost,
+    Moved,
     Opened,
     Phase,
+    Renew,
+    Retry,
     Stage,
-    Unplaceable,
     new_chain,
     transition,
     validate,
@@ -116,7 +121,7 @@ def test_an_upstreams_failure_is_the_cause_even_if_its_readers_is_heard_of_first
 
 
 def test_a_queued_chain_whose_groups_are_gone_fails_with_the_reason() -> None:
-    _, commands = run(new_chain(SERIES_OF_THREE, "first_token"), Unplaceable("group b is gone"))
+    _, commands = run(new_chain(SERIES_OF_THREE, "first_token"), FailAsked("group b is gone"))
     assert commands == [Finish(Stage.FAILED, "group b is gone")]
 
 
@@ -124,6 +129,91 @@ def test_a_queued_chain_is_cancelled_at_once() -> None:
     state, commands = run(new_chain(SERIES_OF_THREE, "first_token"), CancelAsked("cancelled"))
     assert commands == [Finish(Stage.CANCELLED, "cancelled")]
     assert set(state.phases) == {Phase.CANCELLED}
+
+
+def test_a_lost_hop_that_has_written_is_resumed_and_its_reader_reads_on() -> None:
+    state, _ = run(new_chain(((), (0,)), "first_token"), Admitted("ping-pong"), Opened(0), FirstToken(0), Opened(1))
+    state, commands = run(state, Lost(0, written=True))
+    assert commands == [Dispatch(0)]
+    assert state.phases == (Phase.RESUMING, Phase.READING)
+    state, _ = run(state, Opened(0), FirstToken(0), Ended(0, "finished"), Checked(0))
+    assert state.phases == (Phase.DONE, Phase.READING)
+
+
+def test_a_lost_hop_that_has_written_nothing_begins_again() -> None:
+    state, commands = run(
+        new_chain(((), (0,)), "first_token"), Admitted("ping-pong"), Opened(0), Lost(0, written=False)
+    )
+    assert commands == [Dispatch(0)]
+    assert state.phases == (Phase.DISPATCHED, Phase.WAITING)
+
+
+def test_tokens_that_nobody_was_told_of_count_as_written() -> None:
+    state, _ = run(new_chain(((), (0,)), "first_token"), Admitted("ping-pong"), Opened(0))
+    state, commands = run(state, Lost(0, written=True))
+    assert commands == [Dispatch(0), Dispatch(1)]  # its first token stands in the log, so its reader may start
+    assert state.phases[0] is Phase.RESUMING
+
+
+def test_who_reads_from_a_held_agent_gives_its_memory_back() -> None:
+    chain = new_chain(((), (0,), (1,)), "first_token")
+    state, _ = run(chain, Admitted("ping-pong"), Opened(0), FirstToken(0), Opened(1), Lost(0, written=True))
+    state, commands = run(state, Held(0))
+    assert commands == [Abort(1)]
+    assert state.phases == (Phase.INTERRUPTED, Phase.YIELDING, Phase.WAITING)
+    state, commands = run(state, Ended(1, "aborted"))
+    assert commands == [Renew(1)]  # and it is not dispatched while its upstream is held
+    state, commands = run(state, Retry(0))
+    assert commands == [Dispatch(0), Dispatch(1)]
+
+
+def test_an_upstream_that_can_go_on_wakes_its_reader_only_once_that_has_yielded() -> None:
+    state, _ = run(new_chain(((), (0,)), "first_token"), Admitted("ping-pong"), Opened(0), FirstToken(0), Opened(1))
+    state, _ = run(state, Lost(0, written=True), Held(0))
+    state, commands = run(state, Retry(0))
+    assert commands == [Dispatch(0)]
+    state, commands = run(state, Ended(1, "aborted"))
+    assert commands == [Renew(1), Dispatch(1)]
+
+
+def test_who_writes_already_does_not_yield() -> None:
+    state, _ = run(new_chain(((), ()), "first_token"), Admitted("ping-pong"), Opened(0), FirstToken(0), Opened(1))
+    _, commands = run(state, Lost(0, written=True), Held(0))
+    assert commands == []
+
+
+def test_a_chain_that_moves_to_one_group_goes_on_in_series() -> None:
+    state, _ = run(new_chain(SERIES_OF_THREE, "first_token"), Admitted("ping-pong"), Opened(0), Lost(0, written=False))
+    state, _ = run(state, Moved("serial"), Opened(0))
+    state, commands = run(state, FirstToken(0))
+    assert commands == []
+    _, commands = run(state, Ended(0, "finished"))
+    assert commands == [Dispatch(1)]
+
+
+def test_a_hop_lost_while_its_chain_is_cancelled_has_ended() -> None:
+    state, _ = run(new_chain(((),), "first_token"), Admitted("serial"), Opened(0), FirstToken(0), CancelAsked("stop"))
+    _, commands = run(state, Lost(0, written=True))
+    assert commands == [Finish(Stage.CANCELLED, "stop")]
+
+
+def test_an_interrupted_agent_does_not_keep_a_chain_from_ending() -> None:
+    state, _ = run(new_chain(((),), "first_token"), Admitted("serial"), Opened(0), FirstToken(0))
+    state, _ = run(state, Lost(0, written=True), Held(0))
+    state, commands = run(state, FailAsked("too late"))
+    assert commands == [Finish(Stage.FAILED, "too late")]
+    assert state.phases == (Phase.CANCELLED,)
+
+
+def test_a_restored_chain_goes_on_from_its_last_finished_agent() -> None:
+    state, commands = run(new_chain(SERIES_OF_THREE, "first_token", finished=[0]), Admitted("serial"))
+    assert commands == [Dispatch(1)]
+    assert state.phases == (Phase.DONE, Phase.DISPATCHED, Phase.WAITING)
+
+
+def test_a_restored_chain_of_which_all_was_finished_ends_at_once() -> None:
+    _, commands = run(new_chain(SERIES_OF_THREE, "first_token", finished=[0, 1, 2]), Admitted("serial"))
+    assert commands == [Finish(Stage.FINISHED, "")]
 
 
 def test_an_illegal_event_is_refused_with_the_history() -> None:
@@ -148,16 +238,22 @@ class AnyChain(RuleBasedStateMachine):
         )
         self.state = new_chain(reads, start)  # type: ignore[arg-type]
         self.placement = placement
-        self.dispatched: list[int] = []
+        self.running: set[int] = set()
+        """Agents with a hop, as workers see it."""
         self.finishes: list[Finish] = []
 
     def apply(self, event: Event) -> None:
+        if isinstance(event, Ended | Lost | Held):
+            self.running.discard(event.agent)
         self.state, commands = transition(self.state, event)
         for command in commands:
             if isinstance(command, Dispatch):
-                assert command.agent not in self.dispatched
+                assert self.state.phases[command.agent] in (Phase.DISPATCHED, Phase.RESUMING)
                 assert self.state.stage is Stage.RUNNING
-                self.dispatched.append(command.agent)
+                assert command.agent not in self.running
+                self.running.add(command.agent)
+            elif isinstance(command, Abort):
+                assert command.agent in self.running
             elif isinstance(command, Finish):
                 self.finishes.append(command)
 
@@ -169,15 +265,38 @@ class AnyChain(RuleBasedStateMachine):
     def admit(self) -> None:
         self.apply(Admitted(self.placement))  # type: ignore[arg-type]
 
-    @precondition(lambda self: Phase.DISPATCHED in self.state.phases)
+    @precondition(lambda self: {Phase.DISPATCHED, Phase.RESUMING} & set(self.state.phases))
     @rule(data=st.data())
     def opened(self, data: st.DataObject) -> None:
-        self.apply(Opened(self.pick(data, Phase.DISPATCHED)))
+        self.apply(Opened(self.pick(data, Phase.DISPATCHED, Phase.RESUMING)))
 
-    @precondition(lambda self: Phase.READING in self.state.phases)
+    @precondition(lambda self: {Phase.DISPATCHED, Phase.RESUMING} & set(self.state.phases))
+    @rule(data=st.data())
+    def held(self, data: st.DataObject) -> None:
+        self.apply(Held(self.pick(data, Phase.DISPATCHED, Phase.RESUMING)))
+
+    @precondition(lambda self: self.state.held)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        self.apply(Retry(data.draw(st.sampled_from(sorted(self.state.held)))))
+
+    @precondition(lambda self: LIVE & set(self.state.phases))
+    @rule(data=st.data(), written=st.booleans())
+    def lost(self, data: st.DataObject, written: bool) -> None:
+        index = self.pick(data, *LIVE)
+        phase = self.state.phases[index]
+        written = written if phase in (Phase.DISPATCHED, Phase.READING) else phase is not Phase.YIELDING
+        self.apply(Lost(index, written))
+
+    @precondition(lambda self: self.state.stage is not Stage.QUEUED)
+    @rule()
+    def moved(self) -> None:
+        self.apply(Moved("serial"))
+
+    @precondition(lambda self: {Phase.READING, Phase.RESUMING} & set(self.state.phases))
     @rule(data=st.data())
     def first_token(self, data: st.DataObject) -> None:
-        self.apply(FirstToken(self.pick(data, Phase.READING)))
+        self.apply(FirstToken(self.pick(data, Phase.READING, Phase.RESUMING)))
 
     @precondition(lambda self: {Phase.READING, Phase.WRITING} & set(self.state.phases))
     @rule(data=st.data())
@@ -216,9 +335,14 @@ class AnyChain(RuleBasedStateMachine):
         if self.state.stage is Stage.QUEUED:
             self.apply(CancelAsked("cancelled"))
         while self.state.stage not in ENDED:
-            for index, phase in enumerate(self.state.phases):
+            for held in self.state.held:
+                self.apply(Retry(held))
+            for index in range(len(self.state.phases)):
+                phase = self.state.phases[index]
                 if phase is Phase.DISPATCHED:
                     self.apply(Opened(index))
+                elif phase is Phase.YIELDING:
+                    self.apply(Ended(index, "aborted"))
                 elif phase in LIVE:
                     self.apply(Ended(index, "finished"))
                 elif phase is Phase.WRITTEN:
