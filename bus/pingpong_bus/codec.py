@@ -30,11 +30,34 @@ MAX_BELL_BYTES = 1024 * 1024
 MAX_BELL_IDS = 200_000
 """Ids that surely fit a doorbell; a longer append rings without them."""
 
+_ERROR_CHARACTERS = 300
+"""Kept of what msgspec says: it quotes values, which may be as long as the frame."""
+
 _MessageT = TypeVar("_MessageT")
 Decode = Callable[[bytes | memoryview], _MessageT]
 
 _TOPIC = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
+
+
+class _Envelope(msgspec.Struct):
+    """What is looked for in a frame that is not decoded; the rest is skipped, and nothing is built of it."""
+
+    version: msgspec.Raw = msgspec.Raw(b"")
+    request: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _BellEnvelope(msgspec.Struct, array_like=True):
+    """The same of a `TokenChunk`, which is an array."""
+
+    tag: msgspec.Raw
+    version: msgspec.Raw
+
+
+_envelope = msgspec.msgpack.Decoder(_Envelope)
+_bell_envelope = msgspec.msgpack.Decoder(_BellEnvelope)
+_integer = msgspec.msgpack.Decoder(int)
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -59,9 +82,10 @@ def decoder(kind: Any, limit_bytes: int) -> Decode[Any]:
             raise MessageError(f"The message is {len(frame)} bytes long, the limit is {limit_bytes}.")
         try:
             message = typed.decode(frame)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             _check_version(_version_in(frame))
-            raise MessageError(f"The message cannot be read: {error}.") from None
+            problem = str(error).rstrip(".")[:_ERROR_CHARACTERS]
+            raise MessageError(f"The message cannot be read: {problem}.") from None
         _check_version(getattr(message, "version", None))
         return message
 
@@ -108,14 +132,22 @@ def _check_version(version: object) -> None:
         )
 
 
-def _version_in(frame: bytes | memoryview) -> object:
-    """The version that an unreadable message claims: a newer peer's message may break our structs in any way."""
+def request_number(frame: bytes | memoryview) -> int:
+    """The `request` of a frame that is not decoded, such as one that cannot be; 0 where it has none.
+
+    The frame is walked through and nothing is built of it: a garbage frame of 64 MiB would become gigabytes of objects.
+    """
     try:
-        raw = msgspec.msgpack.decode(frame)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    if isinstance(raw, dict):
-        return raw.get("version")
-    if isinstance(raw, list) and len(raw) > 1:
-        return raw[1]  # TokenChunk is an array: tag, version, …
+        return max(0, _integer.decode(_envelope.decode(frame).request))
+    except _UNREADABLE:
+        return 0
+
+
+def _version_in(frame: bytes | memoryview) -> int | None:
+    """The version that an unreadable message claims: a newer peer's message may break our structs in any way."""
+    for decoder in (_envelope, _bell_envelope):
+        try:
+            return _integer.decode(decoder.decode(frame).version)
+        except _UNREADABLE:
+            continue
     return None

@@ -10,8 +10,13 @@ import zmq
 from pingpong_bus.codec import MAX_BELL_IDS, encode_bell
 from pingpong_bus.errors import BusError
 from pingpong_bus.messages import PROTOCOL_VERSION, StreamRef, TokenChunk
+from pingpong_bus.private_socket import bind_private
 from pingpong_bus.slab import LogState
 from pingpong_bus.subscriber import Subscriber
+
+_MAX_SUBSCRIPTION_BYTES = 1024
+"""Of one frame that a subscriber sends: a topic is 8 bytes, the handshake's frames are about 100. ZeroMQ keeps what
+is subscribed to, and closes the connection of a peer that sends longer ones."""
 
 
 class Publisher:
@@ -35,8 +40,9 @@ class Publisher:
         self._socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, high_water_mark)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_SUBSCRIPTION_BYTES)
         try:
-            self._socket.bind(endpoint)
+            bind_private(self._socket, endpoint)
         except zmq.ZMQError as error:
             self._socket.close()
             raise BusError(

@@ -1,4 +1,8 @@
-"""The daemon's folder of sockets, and the lock that keeps a second daemon out of it."""
+"""The daemon's folder of sockets, and the lock that keeps a second daemon out of it.
+
+The folder is its owner's alone. Where a group of clients is configured, the folder is opened to it once the control
+socket is bound and has its mode, so that nobody gets in before; every other socket stays its owner's.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -14,12 +19,15 @@ from pingpong_worker.shared_memory_names import instance_prefix, unlink_segments
 
 _SOCKET_PATH_LIMIT = 107  # sockaddr_un.sun_path, less the final NUL
 _LONGEST_NAME = len("/bus-") + 32 + len(".sock")
+_SWEEP_SECONDS = 0.5
+"""How long a sweeper may hold the lock; see `clear_abandoned`."""
 
 
 def default_runtime_dir(instance: str) -> Path:
-    """Where an instance's sockets are: where systemd made a folder for them, else in $XDG_RUNTIME_DIR, else in /run."""
-    if made := os.environ.get("RUNTIME_DIRECTORY"):
-        return Path(made.partition(":")[0])
+    """Where an instance's sockets are: in systemd's $RUNTIME_DIRECTORY, else in $XDG_RUNTIME_DIR, else in /run."""
+    given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    if given:
+        return Path(given)
     name = "pingpongd" if instance == "default" else f"pingpongd-{instance}"
     return Path(os.environ.get("XDG_RUNTIME_DIR") or "/run") / name
 
@@ -42,7 +50,8 @@ class RuntimeDir:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_ours(path)
-            self._lock = _lock(path / "lock")
+            path.chmod(0o700)  # an earlier daemon, or a service manager, may have opened it to others
+            self._lock = _lock(path / "lock", wait_s=_SWEEP_SECONDS)
         except BlockingIOError:
             owner = _owner(path / "lock")
             raise ConfigError(
@@ -80,6 +89,29 @@ class RuntimeDir:
     def bell(self, worker: str) -> str:
         """Endpoint of a worker's doorbells."""
         return f"ipc://{self.path}/bus-{worker}.sock"
+
+    def open_to(self, group: int) -> None:
+        """Let the members of a group use the control socket, which is bound.
+
+        Args:
+            group: its id.
+
+        Raises:
+            ConfigError: this user may not give files to the group.
+        """
+        socket = self.path / "control.sock"
+        try:
+            # From the inside out: until the folder's mode is changed, nobody comes as far as the socket.
+            os.chown(socket, -1, group)
+            socket.chmod(0o660)
+            os.chown(self.path, -1, group)
+            self.path.chmod(0o750)
+        except OSError as error:
+            raise ConfigError(
+                f"the control socket cannot be given to the group {group}: {error.strerror}.",
+                field="client_group",
+                hint="Run the daemon as a member of the group, or as root.",
+            ) from None
 
     @property
     def temporary(self) -> Path:
@@ -131,8 +163,14 @@ def _check_ours(path: Path) -> None:
     """Refuse a folder that others use: what we find in it we would clear away.
 
     Raises:
-        ConfigError: there is something in it that no daemon of ours has left.
+        ConfigError: it is another user's, or there is something in it that no daemon of ours has left.
     """
+    if path.stat().st_uid != os.geteuid():
+        raise ConfigError(
+            f"the runtime directory {path} belongs to another user, who could take the sockets' place.",
+            field="runtime_dir",
+            hint="Choose a folder of the daemon's user.",
+        )
     names = {entry.name for entry in path.iterdir()}
     foreign = {name for name in names if name not in ("lock", "tmp") and not _is_socket(path / name)}
     if "lock" not in names:
@@ -151,16 +189,23 @@ def _is_socket(path: Path) -> bool:
     return ours and stat.S_ISSOCK(path.lstat().st_mode)
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, *, wait_s: float = 0.0) -> int:
     """Open and lock a file that a daemon which is just ending may be removing.
 
     Raises:
-        BlockingIOError: somebody holds it.
+        BlockingIOError: somebody has held it for `wait_s`.
     """
+    deadline = time.monotonic() + wait_s
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+            continue
         except OSError:
             os.close(descriptor)
             raise

@@ -9,37 +9,65 @@ import zmq.asyncio
 
 from pingpong_bus import codec
 from pingpong_bus.errors import ConfigError
+from pingpong_bus.private_socket import bind_private
+
+_HANDSHAKE_MS = 5000
+"""After it, a connection that has not said that it speaks ZeroMQ's protocol is closed."""
 
 
-def bind_router(
-    context: zmq.asyncio.Context, endpoint: str, *, linger_ms: int, queued_frames: int
+def make_router(
+    context: zmq.asyncio.Context, *, linger_ms: int, queued_frames: int, received_frames: int
 ) -> zmq.asyncio.Socket:
-    """A bound ROUTER.
+    """A ROUTER that is not bound yet.
 
     Args:
         context: of the process.
-        endpoint: an ipc:// address.
         linger_ms: how long what was sent may still leave once the socket is closed.
         queued_frames: how much a peer that does not read may have waiting; 0: any amount.
-
-    Raises:
-        ConfigError: the address cannot be bound.
+        received_frames: how much of one peer may wait to be received: past it, the peer's own socket fills.
     """
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, linger_ms)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what is sent to a peer that is gone vanishes
     socket.setsockopt(zmq.SNDHWM, queued_frames)
+    socket.setsockopt(zmq.RCVHWM, received_frames)
     socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_CONTROL_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    return socket
+
+
+def bind(socket: zmq.asyncio.Socket, endpoint: str, *, own_user_only: bool = True) -> None:
+    """Bind a ROUTER to an ipc:// address, with mode 0600.
+
+    Args:
+        socket: made by `make_router`.
+        endpoint: where to.
+        own_user_only: other users are turned away by ZeroMQ itself.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
     try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        socket.close()
+        bind_private(socket, endpoint, own_user_only=own_user_only)
+    except (zmq.ZMQError, OSError) as error:
         path = endpoint.removeprefix("ipc://")
         raise ConfigError(
             f"the socket {path} cannot be bound: {error.strerror}.",
             field="runtime_dir",
             hint="Remove what is there, or choose another runtime_dir.",
         ) from None
+
+
+def bind_router(
+    context: zmq.asyncio.Context, endpoint: str, *, linger_ms: int, queued_frames: int, received_frames: int = 1000
+) -> zmq.asyncio.Socket:
+    """A bound ROUTER for peers of this user's; see `make_router` and `bind`."""
+    socket = make_router(context, linger_ms=linger_ms, queued_frames=queued_frames, received_frames=received_frames)
+    try:
+        bind(socket, endpoint)
+    except ConfigError:
+        socket.close()
+        raise
     return socket
 
 
