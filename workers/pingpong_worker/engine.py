@@ -34,8 +34,12 @@ class Session(Protocol):
         """What the session really is; an engine may decline the kind that was asked for."""
         ...
 
-    async def append(self, ids: Sequence[int]) -> None:
+    async def append(self, ids: Sequence[int]) -> int | None:
         """Append-prefill `ids`; returns once the engine has computed them.
+
+        Returns:
+            Prompt tokens that it computed for this: neither those that it had, nor those that it found in its prefix
+            cache. None where it does not say.
 
         Raises:
             EngineLost: the engine is gone.

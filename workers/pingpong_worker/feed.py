@@ -8,11 +8,11 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pingpong_bus.errors import ChainFailed, ConfigError, EngineLost, PingpongError
+from pingpong_bus.errors import BusError, ChainFailed, ConfigError, EngineLost, PingpongError
 from pingpong_bus.messages import (
     AppendRecord,
     HopAppended,
@@ -106,7 +106,8 @@ class Feed:
 
         Whatever the rest of its task still does, it touches no log and reports nothing.
         """
-        self._end_log(lost=False)
+        with suppress(BusError):  # nothing to end, where the log is gone already
+            self._end_log(lost=False)
         self._over = True
 
     def ended(self, state: Literal["failed", "aborted", "lost"], error: PingpongError | None = None) -> HopEnded:

@@ -27,22 +27,24 @@ class MeteredSession:
         """See `Session.kind`."""
         return self._session.kind
 
-    async def append(self, ids: Sequence[int]) -> None:
+    async def append(self, ids: Sequence[int]) -> int | None:
         """See `Session.append`."""
         self._sent += len(ids)
         self._uncomputed += len(ids)
         submission = self._meter.submitted(self._uncomputed, time.monotonic())
         try:
-            await self._session.append(ids)
-            self._meter.output(submission, time.monotonic())
+            computed = await self._session.append(ids)
+            self._meter.output(submission, time.monotonic(), computed=computed)
             self._uncomputed = 0
+            return computed
         finally:
             self._meter.ended(submission)
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """See `Session.finalize`."""
         self._sent += len(ids)
-        submission = self._meter.submitted(self._uncomputed + len(ids), time.monotonic())
+        self._uncomputed += len(ids)
+        submission = self._meter.submitted(self._uncomputed, time.monotonic())
         try:
             async with aclosing(self._session.finalize(ids, sampling)) as outputs:
                 async for tokens in outputs:
@@ -57,7 +59,9 @@ class MeteredSession:
         await self._session.abort()
 
     def _computed(self, tokens: OutputTokens) -> int | None:
-        """Prompt tokens that the finalizing request computed. A streaming-input session only knows of its first."""
-        if self.kind == "prefix-cache" and tokens.cached_tokens is not None:
-            return self._sent - tokens.cached_tokens
-        return None
+        """Prompt tokens that were computed for a first output; None where unknown, and for others."""
+        if tokens.cached_tokens is None:
+            return None
+        if self.kind == "streaming-input" and self._uncomputed < self._sent:
+            return self._uncomputed  # what it had found in the cache was for its first chunk
+        return self._sent - tokens.cached_tokens

@@ -29,7 +29,7 @@ def committed_ids(slab: Slab, output: StreamRef, resume: Resume | None) -> list[
     if len(ids) != expected:
         raise BusError(
             f"The log in slot {output.slot} holds {len(ids)} tokens, and the hop was to go on behind {expected}.",
-            hint="Nothing was written to it; this is a fault of the daemon.",
+            hint="This is a fault of the daemon.",
         )
     return ids
 

@@ -34,7 +34,7 @@ class SimulatedSession(ABC):
         self._inbox: Inbox = asyncio.Queue()
 
     @abstractmethod
-    async def append(self, ids: Sequence[int]) -> None:
+    async def append(self, ids: Sequence[int]) -> int | None:
         """See `Session.append`."""
 
     @abstractmethod
@@ -78,12 +78,13 @@ class PrefixSession(SimulatedSession):
         self._submissions = 0
         self._request = ""
 
-    async def append(self, ids: Sequence[int]) -> None:
+    async def append(self, ids: Sequence[int]) -> int | None:
         """Submit the prompt so far for one token that nobody reads; cancelled, it is aborted."""
         self._prompt.extend(ids)
         self._submit(_APPEND)
         try:
-            await self._receive()
+            reply = await self._receive()
+            return len(self._prompt) - reply.cached_tokens if isinstance(reply, Sampled) else None
         finally:
             await self.abort()
 
@@ -114,10 +115,12 @@ class StreamingSession(SimulatedSession):
 
     kind: SessionKind = "streaming-input"
 
-    async def append(self, ids: Sequence[int]) -> None:
+    async def append(self, ids: Sequence[int]) -> int | None:
         """Give the request its next tokens; cancelled, they still count."""
+        first = not self._prompt
         self._submit(ids, None)
         await self._receive()
+        return None if first else len(ids)
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """Give the request its last tokens and read the answer."""

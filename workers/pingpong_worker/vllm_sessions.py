@@ -139,13 +139,15 @@ class PrefixCacheSession:
         self._requests = 0
         self._aborted = False
 
-    async def append(self, ids: Sequence[int]) -> None:
+    async def append(self, ids: Sequence[int]) -> int | None:
         """See `Session.append`."""
         self._handle.check_prompt(ids, len(self._prompt) + len(ids), 1)
         self._prompt.extend(ids)
+        computed: int | None = None
         async with aclosing(self._submit(self._handle.append_params())) as outputs:
-            async for _ in outputs:
-                pass
+            async for output in outputs:
+                computed = len(self._prompt) - (output.num_cached_tokens or 0)
+        return computed
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """See `Session.finalize`."""
@@ -200,12 +202,14 @@ class StreamingInputSession:
         self._output: asyncio.Queue[Any] = asyncio.Queue()
         self._pump: asyncio.Task[None] | None = None
 
-    async def append(self, ids: Sequence[int]) -> None:
+    async def append(self, ids: Sequence[int]) -> int | None:
         """See `Session.append`."""
         self._handle.check_prompt(ids, self._sent + len(ids), 1)
+        first = self._chunks == 0
         self._feed(ids, self._handle.append_params(), last=False)
         while self._samples < self._chunks:
             self._samples += len((await self._receive()).outputs[0].token_ids)
+        return len(ids) - (self._cached or 0) if first else len(ids)
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """See `Session.finalize`. `cached_tokens` is what the first chunk found: vLLM does not count again."""
