@@ -26,6 +26,7 @@ from pingpong_bus.messages import (
 from pingpongd.client_ledger import ClientLimits
 from pingpongd.control import Control
 from pingpongd.peers import Doorkeeper
+from pingpongd.runtime_dir import RuntimeDir
 
 HANG_SECONDS = 60.0
 CHAIN = Chain(name="c", agents=[Agent(name="a", prompt="x")])
@@ -189,21 +190,21 @@ async def open_desk(
 ) -> AsyncIterator[Desk]:
     """A control socket in a folder whose path is short, served for as long as the context lasts."""
     context = zmq.asyncio.Context()
-    path = folder / "control.sock"
-    control = Control(f"ipc://{path}", context, doorkeeper, limits)
-    chains = FakeChains()
-    desk = Desk(path, control, chains, context)
-    serving = asyncio.create_task(control.serve(chains, desk.status, desk.drain))
-    try:
-        yield desk
-        assert not serving.done(), "the control socket is not served any more"
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        for client in desk.clients:
-            client.close()
-        control.close()
-        context.term()
+    with RuntimeDir(folder / "r", "test") as runtime:
+        control = Control(runtime, context, limits, doorkeeper)
+        chains = FakeChains()
+        desk = Desk(folder / "r" / "control.sock", control, chains, context)
+        serving = asyncio.create_task(control.serve(chains, desk.status, desk.drain))
+        try:
+            yield desk
+            assert not serving.done(), "the control socket is not served any more"
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            for client in desk.clients:
+                client.close()
+            control.close()
+            context.term()
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

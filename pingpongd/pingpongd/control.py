@@ -45,6 +45,7 @@ from pingpongd.connections import Connections
 from pingpongd.followers import Followers
 from pingpongd.peers import Doorkeeper, Peer, peer_of
 from pingpongd.refusals import Refusals
+from pingpongd.runtime_dir import RuntimeDir
 from pingpongd.sending import bind, make_router, send_now
 
 _log = structlog.get_logger()
@@ -68,23 +69,23 @@ class Control:
     """Serves clients on a ROUTER socket.
 
     Args:
-        endpoint: an ipc:// address in a folder that is ours.
+        runtime: where the socket is made, and opened to the client group.
         context: of the process.
-        doorkeeper: says who may come in; the default lets in this user and root.
         limits: of one client, and of all.
+        doorkeeper: says who may come in, instead of the one that fits `runtime`.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the socket cannot be bound, or not be given to the client group.
     """
 
     def __init__(
         self,
-        endpoint: str,
+        runtime: RuntimeDir,
         context: zmq.asyncio.Context,
-        doorkeeper: Doorkeeper | None = None,
         limits: ClientLimits | None = None,
+        doorkeeper: Doorkeeper | None = None,
     ) -> None:
-        self._doorkeeper = doorkeeper or Doorkeeper()
+        self._doorkeeper = doorkeeper or Doorkeeper(runtime.client_group)
         self._ledger = ClientLedger(limits)
         self._refusals = Refusals("control.sock")
         self._socket = make_router(
@@ -98,9 +99,11 @@ class Control:
         self._strangers: set[int] = set()
         """Descriptors of those who were told that they may not come in."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connections = Connections(self._socket, endpoint.removeprefix("ipc://"), self._refusals, self._gone)
+        path = runtime.control.removeprefix("ipc://")
+        self._connections = Connections(self._socket, path, self._refusals, self._gone)
         try:
-            bind(self._socket, endpoint, own_user_only=False)
+            bind(self._socket, runtime.control, own_user_only=False)
+            runtime.open_to_clients()
         except ConfigError:
             self.close()
             raise

@@ -60,18 +60,12 @@ class Doorkeeper:
     """Says who may use the control socket: this user, root, and the members of the configured group.
 
     Args:
-        client_group: its name; None for nobody else.
+        group: its id; None for nobody else.
         clock: seconds, only ever forward.
-
-    Attributes:
-        group: its id.
-
-    Raises:
-        ConfigError: there is no such group.
     """
 
-    def __init__(self, client_group: str | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.group = None if client_group is None else group_id(client_group)
+    def __init__(self, group: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._group = group
         self._clock = clock
         self._answers: dict[tuple[int, int], tuple[float, bool]] = {}
 
@@ -79,7 +73,7 @@ class Doorkeeper:
         """Whether a process of this user and primary group may come in."""
         if uid in (0, os.geteuid()):
             return True
-        if self.group is None:
+        if self._group is None:
             return False
         now = self._clock()
         known = self._answers.get((uid, gid))
@@ -87,7 +81,7 @@ class Doorkeeper:
             return known[1]
         if len(self._answers) >= _REMEMBER_USERS:
             self._answers.clear()
-        answer = self.group in groups_of(uid, gid)
+        answer = self._group in groups_of(uid, gid)
         self._answers[uid, gid] = (now, answer)
         return answer
 

@@ -6,21 +6,19 @@ socket is bound and has its mode, so that nobody gets in before; every other soc
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
-import stat
-import time
 from pathlib import Path
 from types import TracebackType
 
 from pingpong_bus.errors import ConfigError
-from pingpong_worker.shared_memory_names import instance_prefix, unlink_segments
+from pingpong_worker.shared_memory_names import instance_prefix
+from pingpongd.leftovers import clear_folder, is_socket, take_lock
+from pingpongd.peers import group_id
 
 _SOCKET_PATH_LIMIT = 107  # sockaddr_un.sun_path, less the final NUL
 _LONGEST_NAME = len("/bus-") + 32 + len(".sock")
 _SWEEP_SECONDS = 0.5
-"""How long a sweeper may hold the lock; see `clear_abandoned`."""
+"""How long a sweeper may hold the lock; see `pingpongd.leftovers`."""
 
 
 def default_runtime_dir(instance: str) -> Path:
@@ -35,12 +33,21 @@ def default_runtime_dir(instance: str) -> Path:
 class RuntimeDir:
     """A locked runtime directory; a context manager that empties it when it leaves.
 
+    Args:
+        path: where it is, or is made.
+        instance: the daemon's name, for errors.
+        client_group: name of the group whose members may use the control socket.
+
+    Attributes:
+        client_group: id of that group, or None.
+
     Raises:
-        ConfigError: another daemon holds it, or it cannot be used.
+        ConfigError: another daemon holds it, or it cannot be used; or there is no such group.
     """
 
-    def __init__(self, path: Path, instance: str) -> None:
+    def __init__(self, path: Path, instance: str, client_group: str | None = None) -> None:
         self.path = path
+        self.client_group = None if client_group is None else group_id(client_group)
         if len(os.fsencode(path)) + _LONGEST_NAME > _SOCKET_PATH_LIMIT:
             raise ConfigError(
                 f"the path {path} is too long for sockets, which end at {_SOCKET_PATH_LIMIT} bytes.",
@@ -50,8 +57,7 @@ class RuntimeDir:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_ours(path)
-            path.chmod(0o700)  # an earlier daemon, or a service manager, may have opened it to others
-            self._lock = _lock(path / "lock", wait_s=_SWEEP_SECONDS)
+            self._lock = take_lock(path / "lock", wait_s=_SWEEP_SECONDS)
         except BlockingIOError:
             owner = _owner(path / "lock")
             raise ConfigError(
@@ -68,7 +74,8 @@ class RuntimeDir:
         try:
             os.ftruncate(self._lock, 0)
             os.write(self._lock, f"{os.getpid()}\n".encode())
-            _clear(path)
+            path.chmod(0o700)  # an earlier daemon, or a service manager, may have opened it to others
+            clear_folder(path)
             self.temporary.mkdir(mode=0o700)
         except OSError as error:
             os.close(self._lock)
@@ -90,25 +97,24 @@ class RuntimeDir:
         """Endpoint of a worker's doorbells."""
         return f"ipc://{self.path}/bus-{worker}.sock"
 
-    def open_to(self, group: int) -> None:
-        """Let the members of a group use the control socket, which is bound.
-
-        Args:
-            group: its id.
+    def open_to_clients(self) -> None:
+        """Let the members of the client group use the control socket, which is bound by now.
 
         Raises:
             ConfigError: this user may not give files to the group.
         """
+        if self.client_group is None:
+            return
         socket = self.path / "control.sock"
         try:
             # From the inside out: until the folder's mode is changed, nobody comes as far as the socket.
-            os.chown(socket, -1, group)
+            os.chown(socket, -1, self.client_group)
             socket.chmod(0o660)
-            os.chown(self.path, -1, group)
+            os.chown(self.path, -1, self.client_group)
             self.path.chmod(0o750)
         except OSError as error:
             raise ConfigError(
-                f"the control socket cannot be given to the group {group}: {error.strerror}.",
+                f"the control socket cannot be given to the group: {error.strerror}.",
                 field="client_group",
                 hint="Run the daemon as a member of the group, or as root.",
             ) from None
@@ -129,34 +135,9 @@ class RuntimeDir:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _clear(self.path)
+        clear_folder(self.path)
         (self.path / "lock").unlink(missing_ok=True)
         os.close(self._lock)
-
-
-def clear_abandoned(path: Path) -> bool:
-    """Empty the folder of a daemon that was killed.
-
-    Returns:
-        False where the folder is gone, or another daemon has it by now: then what is in it is that one's.
-    """
-    try:
-        lock = _lock(path / "lock")
-    except (BlockingIOError, FileNotFoundError):
-        return False
-    _clear(path)
-    (path / "lock").unlink(missing_ok=True)
-    os.close(lock)
-    return True
-
-
-def _clear(path: Path) -> None:
-    """Remove what this daemon, or one that was killed here, left; the lock is ours, so nobody uses it."""
-    for entry in path.iterdir():
-        if _is_socket(entry):
-            entry.unlink()
-    shutil.rmtree(path / "tmp", ignore_errors=True)
-    unlink_segments(instance_prefix(path))
 
 
 def _check_ours(path: Path) -> None:
@@ -172,7 +153,7 @@ def _check_ours(path: Path) -> None:
             hint="Choose a folder of the daemon's user.",
         )
     names = {entry.name for entry in path.iterdir()}
-    foreign = {name for name in names if name not in ("lock", "tmp") and not _is_socket(path / name)}
+    foreign = {name for name in names if name not in ("lock", "tmp") and not is_socket(path / name)}
     if "lock" not in names:
         foreign = names
     if foreign:
@@ -181,40 +162,6 @@ def _check_ours(path: Path) -> None:
             field="runtime_dir",
             hint="Choose a folder that is for pingpongd alone.",
         )
-
-
-def _is_socket(path: Path) -> bool:
-    """Whether it is a socket by a name of ours."""
-    ours = path.name in ("control.sock", "workers.sock") or (path.name.startswith("bus-") and path.suffix == ".sock")
-    return ours and stat.S_ISSOCK(path.lstat().st_mode)
-
-
-def _lock(path: Path, *, wait_s: float = 0.0) -> int:
-    """Open and lock a file that a daemon which is just ending may be removing.
-
-    Raises:
-        BlockingIOError: somebody has held it for `wait_s`.
-    """
-    deadline = time.monotonic() + wait_s
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.01)
-            continue
-        except OSError:
-            os.close(descriptor)
-            raise
-        try:
-            if path.stat().st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)  # locked, but removed in the meantime: another daemon may hold the new one
 
 
 def _owner(path: Path) -> str:
