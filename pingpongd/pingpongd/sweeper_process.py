@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from pingpong_worker.shared_memory_names import unlink_segments
+from pingpongd.leftovers import clear_abandoned
 from pingpongd.process_group import ProcessId
-from pingpongd.runtime_dir import clear_abandoned
 from pingpongd.worker_remains import Segments, WorkerRemains, boot_ticks, process_table
 
 _STDIN = 0
@@ -124,7 +124,7 @@ class SweeperProcess:
         now = boot_ticks()
         for worker in (*self._workers.values(), *self._ended):
             worker.look(table)
-        self._segments.look(list(self._workers.values()))
+        self._segments.look([*self._workers.values(), *self._ended])
         for worker in list(self._ended):
             left = worker.living(table)
             waited = worker.seconds_since_end(now)
@@ -146,27 +146,35 @@ class SweeperProcess:
             worker.ended = worker.ended or ended
         killed: set[ProcessId] = set()
         removed: list[str] = []
-        cleared = False
+        folder = ""
         left = True
         while left and time.monotonic() - start < _UNDYING_SECONDS:
             table = process_table()
             left = False
             for worker in workers:
                 worker.look(table)
+            self._segments.look(workers)  # before they are killed: what those that still run use
+            for worker in workers:
                 living = worker.living(table)
                 worker.kill(living)
                 killed |= living
                 left |= bool(living)
-            if not cleared and (not left or time.monotonic() - start >= _FOLDER_SECONDS):
-                cleared = True
+            if not folder and (not left or time.monotonic() - start >= _FOLDER_SECONDS):
                 for worker in workers:
                     removed += self._segments.remove_of(worker)
-                clear_abandoned(self._runtime_dir)
+                folder = self._clear_folder()
             if left:
                 time.sleep(_BUSY_SECONDS)
         for worker in workers:  # what the last of them made before it died
             removed += unlink_segments(worker.prefix)
-        _log(supervisor=self._supervisor, killed=sorted(process.pid for process in killed), removed=removed)
+        pids = sorted(process.pid for process in killed)
+        _log(supervisor=self._supervisor, killed=pids, removed=removed, runtime_dir=folder)
+
+    def _clear_folder(self) -> str:
+        try:
+            return "cleared" if clear_abandoned(self._runtime_dir) else "not ours"
+        except OSError as error:  # the next start meets the same, and says so to somebody
+            return str(error)
 
 
 def _log(**fields: object) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from pingpong_worker.shared_memory_names import FOLDER, unlink_segments
+from pingpong_worker.shared_memory_names import FOLDER, PREFIX_VARIABLE, unlink_segments
 from pingpongd.process_group import ProcessId, ProcessStat, all_processes, kill_process
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -38,11 +38,13 @@ class WorkerRemains:
         self.names: dict[str, int] = {}
         """Inodes of what it has in /dev/shm under a name that is not ours."""
         self._known = {leader}
+        self._searched = False
 
     def look(self, table: ProcessTable) -> None:
         """Note its processes: those in its group, and what descends from any of them.
 
-        The group's number cannot have been given to others before the worker ended.
+        The group's number cannot have been given to others before the worker ended. Once it has ended, whoever left the
+        group and lost its parent since the last look is found by the environment that it inherited.
         """
         members = {
             stat.id
@@ -52,6 +54,10 @@ class WorkerRemains:
             and (self.ended is None or stat.id.born <= self.ended)
         }
         self._known = members | {process for process in self._known if is_there(process, table)}
+        if self.ended is not None and not self._searched:
+            self._searched = True
+            line = f"{PREFIX_VARIABLE}={self.prefix}".encode()
+            self._known |= {stat.id for stat in table.values() if line in _environment(stat.id.pid)}
         children: dict[int, list[ProcessStat]] = {}
         for stat in table.values():
             children.setdefault(stat.parent, []).append(stat)
@@ -89,6 +95,14 @@ def is_there(process: ProcessId, table: ProcessTable) -> bool:
     """Whether the table has this process, and not another with its number."""
     stat = table.get(process.pid)
     return stat is not None and stat.id == process
+
+
+def _environment(pid: int) -> list[bytes]:
+    """What a process was started with; empty where it has ended, is another user's, or has overwritten it."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
 
 
 class Segments:
