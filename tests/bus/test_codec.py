@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 
 import msgspec
 import pytest
@@ -133,3 +134,34 @@ def test_a_message_nested_too_deeply_is_refused() -> None:
     deep = event.replace(b"\x84\xa4type", b"\x85\xa4data\x81\xa1a" + b"\x91" * 100_000 + b"\xc0\xa4type", 1)
     with pytest.raises(MessageError):
         codec.decode_daemon_message(deep)
+
+
+def test_the_request_number_of_an_unreadable_message_is_found_or_is_zero() -> None:
+    assert codec.request_number(codec.encode(SUBMIT)) == 1
+    assert codec.request_number(msgspec.msgpack.encode({"type": "Newer", "request": 7, "x": [{"y": None}]})) == 7
+    for frame in (
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        *map(msgspec.msgpack.encode, ({"request": "7"}, {"request": -7}, [7])),
+    ):
+        assert codec.request_number(frame) == 0
+
+
+def test_nothing_is_built_of_a_frame_that_is_refused() -> None:
+    bomb = b"\xdd" + (4_000_000).to_bytes(4, "big") + b"\x90" * 4_000_000  # as Python lists: 250 MB
+    tracemalloc.start()
+    try:
+        for frame in (bomb, b"\x81\xa7version" + bomb, b"\x81\xa7request" + bomb):
+            with pytest.raises(MessageError):
+                codec.decode_client_request(frame)
+            assert codec.request_number(frame) == 0
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_error_does_not_repeat_a_whole_frame() -> None:
+    with pytest.raises(MessageError) as caught:
+        codec.decode_client_request(msgspec.msgpack.encode({"type": "x" * 1_000_000}))
+    assert len(caught.value.message) < 1000

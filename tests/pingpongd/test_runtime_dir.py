@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+import os
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -73,3 +75,70 @@ def test_the_default_is_in_the_users_runtime_directory(monkeypatch: pytest.Monke
     assert default_runtime_dir("two") == Path("/run/user/7/pingpongd-two")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert default_runtime_dir("default") == Path("/run/pingpongd")
+
+
+def test_systemds_directory_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/pingpongd-x:/run/other")
+    assert default_runtime_dir("default") == Path("/run/pingpongd-x")
+
+
+def bound(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path.removeprefix("ipc://"))
+    return listener
+
+
+def test_a_client_group_gets_the_control_socket_and_nothing_else(short: Path) -> None:
+    group = grp.getgrgid(os.getgid())
+    with RuntimeDir(short / "r", "main", group.gr_name) as runtime, bound(runtime.control):
+        control = short / "r" / "control.sock"
+        assert runtime.path.stat().st_mode & 0o777 == 0o700
+        runtime.open_to_clients()
+        assert runtime.path.stat().st_mode & 0o777 == 0o750
+        assert control.stat().st_mode & 0o777 == 0o660
+        assert runtime.path.stat().st_gid == control.stat().st_gid == runtime.client_group == group.gr_gid
+        assert runtime.temporary.stat().st_mode & 0o777 == 0o700
+        assert (runtime.path / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_group_nothing_is_opened(short: Path) -> None:
+    with RuntimeDir(short / "r", "main") as runtime, bound(runtime.control):
+        runtime.open_to_clients()
+        assert runtime.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_an_earlier_daemon_opened_is_closed_again_unless_it_runs(short: Path) -> None:
+    group = grp.getgrgid(os.getgid()).gr_name
+    with RuntimeDir(short / "r", "main", group) as runtime, bound(runtime.control):
+        runtime.open_to_clients()
+        with pytest.raises(ConfigError, match="already runs"):
+            RuntimeDir(short / "r", "main")
+        assert runtime.path.stat().st_mode & 0o777 == 0o750
+    with RuntimeDir(short / "r", "main") as runtime:
+        assert runtime.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_group_that_is_not_there_or_not_ours_to_give_is_refused(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="client_group: there is no group"):
+        RuntimeDir(short / "r", "main", "no-such-group-here")
+
+    def chown(path: Path, uid: int, gid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    group = grp.getgrgid(os.getgid()).gr_name
+    with RuntimeDir(short / "r", "main", group) as runtime, bound(runtime.control):
+        monkeypatch.setattr(os, "chown", chown)
+        with pytest.raises(ConfigError, match="client_group: .*not permitted") as caught:
+            runtime.open_to_clients()
+        assert caught.value.field == "client_group"
+        assert runtime.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_another_user_is_refused(short: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make one")
+    (short / "r").mkdir()
+    os.chown(short / "r", 54_321, -1)
+    with pytest.raises(ConfigError, match="runtime_dir: .*belongs to another user"):
+        RuntimeDir(short / "r", "main")
