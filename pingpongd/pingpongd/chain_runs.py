@@ -68,6 +68,9 @@ _log = structlog.get_logger()
 class RunsListener(Protocol):
     """Who keeps what the runs bring about."""
 
+    def start_waiting(self) -> None:
+        """A group serves again: chains that wait may start."""
+
     def chain_started(self, record: ChainRecord) -> None:
         """It has its logs and a plan."""
 
@@ -235,6 +238,7 @@ class ChainRuns:
         self._ledgers[worker.name] = GroupLedger(worker.limits)
         self._left.discard(worker.name)
         self._retry_held()
+        self._listener.start_waiting()
 
     def group_failed(self, worker: Worker, why: str) -> None:
         """No other worker will be tried for this group: chains that name it cannot go on."""

@@ -355,6 +355,8 @@ def _progress(state: ChainState, event: Event) -> Outcome:
 
 def _hold(state: ChainState, event: Event) -> Outcome:
     assert isinstance(event, Held)  # noqa: S101
+    if state.phases[event.agent] is Phase.YIELDING:  # its upstream was held in the same breath; it never ran
+        return _go_on(_with_phase(state, event.agent, Phase.WAITING))
     before = {Phase.DISPATCHED: Phase.WAITING, Phase.RESUMING: Phase.INTERRUPTED}.get(state.phases[event.agent])
     if before is None:
         raise IllegalTransition(state, event)

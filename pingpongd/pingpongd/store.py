@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 import sqlite3
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from pingpong_bus.errors import ConfigError, StoreError
 from pingpong_bus.messages import ChainResult, StoreStatus
 from pingpongd import store_queries as queries
 from pingpongd.config import StoreConfig
+from pingpongd.store_body import content
 from pingpongd.store_dir import StateDir, default_state_dir
 from pingpongd.store_schema import open_database, opening_error
 from pingpongd.store_writer import Writer
@@ -33,6 +35,7 @@ __all__ = ["KeyTaken", "Store", "default_state_dir"]
 _CLOSE_S = 3.0
 """How long `close` tries to write what could not be written before."""
 
+_Kind = TypeVar("_Kind")
 _Body = TypeVar("_Body", Job, AgentOutcome, StoredResult)
 _Value = TypeVar("_Value")
 _LiveChains = list[LiveChain]
@@ -104,6 +107,10 @@ class Store:
             place.close()
             raise
 
+    def configure(self, settings: StoreConfig) -> None:
+        """Keep chains by other settings from now on."""
+        self._settings = settings
+
     def live(self) -> _LiveChains:
         """The chains that have not ended, by number; asked once, at the daemon's start.
 
@@ -118,10 +125,10 @@ class Store:
             chains = [
                 LiveChain(
                     id=chain_id,
-                    job=self._decode(job, Job, chain_id),
+                    job=self._unpack(job, Job, chain_id),
                     started=started,
                     attempt=attempt + 1 if started else attempt,
-                    outcomes={agent: self._decode(body, AgentOutcome, chain_id) for agent, body in outcomes.items()},
+                    outcomes={agent: self._unpack(body, AgentOutcome, chain_id) for agent, body in outcomes.items()},
                 )
                 for chain_id, job, started, attempt, outcomes in rows
             ]
@@ -138,7 +145,7 @@ class Store:
 
     def find_key(self, key: str) -> str | None:
         """The id of the chain that was submitted with this key; it may be on its way to the disk, see `added`."""
-        return self._keys.get(key)
+        return self._keys.get(_digest(key)) if key else None
 
     async def add(self, chain_id: str, job: Job) -> None:
         """Keep an accepted chain; it is on the disk when this returns.
@@ -155,13 +162,15 @@ class Store:
         """
         if self.knows(chain_id) or _as_int(chain_id) is None:
             raise ValueError(f"{chain_id} is not the id of a new chain")
-        if job.key and job.key in self._keys:
-            raise KeyTaken(self._keys[job.key])
-        change = queries.added(job.number, chain_id, job.key, job.submitted_at, _encode(job))
+        holder = self.find_key(job.key)
+        if holder is not None:
+            raise KeyTaken(holder)
+        key = _digest(job.key) if job.key else None
+        change = queries.added(job.number, chain_id, key, job.submitted_at, _encode(job))
         self._writer.write(change)
         self._live[chain_id] = _Live(job.number, job.submitted_at)
-        if job.key:
-            self._keys[job.key] = chain_id
+        if key is not None:
+            self._keys[key] = chain_id
         self.next_number = max(self.next_number, job.number + 1)
         written = self._adding[chain_id] = asyncio.wrap_future(change.written)
         kept = False
@@ -176,7 +185,8 @@ class Store:
             del self._adding[chain_id]
             if not kept:
                 del self._live[chain_id]
-                self._keys.pop(job.key, None)
+                if key is not None:
+                    del self._keys[key]
 
     async def added(self, chain_id: str) -> None:
         """Wait until the `add` of a chain that `find_key` has named is through.
@@ -220,7 +230,7 @@ class Store:
             e2e_ms=result.e2e_ms,
         )
         body = _encode(StoredResult(result=result))
-        change = queries.ended(live.number, chain, body)
+        change = queries.ended(live.number, ended_at, _encode(chain), body)
         self._writer.write(change)
         del self._live[chain_id]
         self._ended.add(int(chain_id, 16))
@@ -237,23 +247,23 @@ class Store:
         Raises:
             StoreError: it cannot be read.
         """
-        noted = False
         pending = self._pending.get(chain_id)
         if pending is not None:
-            body = pending.result
+            found, noted = _decode(pending.result, StoredResult), False
         else:
             row = await self._call(partial(queries.result, chain_id))
             if row is None:
                 return None
-            body, noted = row
+            found, noted = self._unpack(row[0], StoredResult, chain_id), row[1]
         if fetched and not noted:
             self._writer.write(queries.fetched(chain_id))
-        return self._decode(body, StoredResult, chain_id).result
+        return found.result
 
     async def list(self, limit: int) -> _EndedChains:
         """The chains that ended last, the very last one last."""
         pending = [item.chain for item in self._pending.values()]
-        stored = await self._call(partial(queries.latest, limit))
+        heads = await self._call(partial(queries.latest, limit))
+        stored = [_decode(head, EndedChain) for head in heads]
         known = {chain.id for chain in stored}
         chains = stored + [chain for chain in pending if chain.id not in known]
         return chains[max(0, len(chains) - limit) :]
@@ -357,11 +367,19 @@ class Store:
             if key is not None:
                 self._keys.pop(key, None)
 
-    def _decode(self, body: bytes, kind: type[_Body], chain_id: str) -> _Body:
+    def _unpack(self, body: bytes, kind: type[_Body], chain_id: str) -> _Body:
         try:
-            return msgspec.msgpack.decode(body, type=kind)
-        except msgspec.MsgspecError as error:
+            return _decode(content(body), kind)
+        except (msgspec.MsgspecError, sqlite3.DataError) as error:
             raise StoreError(f"the chain {chain_id} in {self._dir.database} cannot be read: {error}.") from None
+
+
+def _decode(data: bytes, kind: type[_Kind]) -> _Kind:
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()[:16]
 
 
 def _as_int(chain_id: str) -> int | None:

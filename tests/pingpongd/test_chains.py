@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pingpong_bus.chain import Chain, parse_chain
-from pingpong_bus.errors import ChainNotFound, EngineError, Overloaded, PingpongError
+from pingpong_bus.errors import ChainNotFound, EngineError, Overloaded, PingpongError, StoreError, UsageError
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
     AppendRecord,
     ChainEvent,
+    ChainResult,
     EngineLimits,
     HopAppended,
     HopChecked,
@@ -38,9 +39,11 @@ from pingpong_bus.messages import (
 )
 from pingpong_bus.slab import Slab
 from pingpong_bus.token_log import TokenLogWriter
+from pingpongd.chain_record import ChainRecord
 from pingpongd.chains import Chains
 from pingpongd.config import parse_config
 from pingpongd.placement import GroupView, PrefixMemory
+from pingpongd.stored import AgentOutcome, EndedChain, Job, LiveChain
 
 LIMITS = EngineLimits(
     engine="fake",
@@ -52,6 +55,8 @@ LIMITS = EngineLimits(
     max_num_seqs=8,
 )
 SLOTS = 7
+OUTPUT = 3
+"""Tokens that every agent writes."""
 
 
 class FakeHop:
@@ -71,6 +76,7 @@ class FakeWorker:
         self.bell = f"ipc://{name}"
         self.state = "ready"
         self.limits = LIMITS
+        self.starts = 1
         self.hops: set[str] = set()
         self.memory = PrefixMemory(10_000)
         self.reachable = True
@@ -88,6 +94,9 @@ class FakeFleet:
     @property
     def ready(self) -> list[FakeWorker]:
         return [worker for worker in self.workers.values() if worker.state == "ready"]
+
+    def running(self) -> list[FakeHop]:
+        return [hop for worker in self.workers.values() for hop in worker.running.values()]
 
     def views(self) -> list[GroupView]:
         return [GroupView(worker.name, len(worker.hops), worker.memory.held) for worker in self.ready]
@@ -114,8 +123,8 @@ class FakeFleet:
             worker.reports.append(HopEnded(hop=message.hop, state="aborted", at_ns=1))
 
 
-def advance(worker: FakeWorker, hop: FakeHop, *, fails: bool) -> None:
-    """Let a hop do its next step and report it."""
+def advance(worker: FakeWorker, hop: FakeHop, *, fails: bool = False) -> None:
+    """Let a hop do its next step and report it: tokens are the agent's index, and how many it has written."""
     number = hop.spec.hop
     report = worker.reports.append
     if fails:
@@ -126,19 +135,82 @@ def advance(worker: FakeWorker, hop: FakeHop, *, fails: bool) -> None:
         report(HopOpened(hop=number, at_ns=1))
     elif hop.step == 1:
         report(HopFinalized(hop=number, at_ns=2, prompt_tokens=3, prompt_digest="d", final_tokens=3))
-    elif hop.step == 2:
-        hop.writer.append([5, 6])
-        report(HopFirstToken(hop=number, at_ns=3, cached_tokens=0))
+    elif hop.writer.count < OUTPUT:
+        hop.writer.append([int(number.split("/")[1]) * 10 + hop.writer.count])
+        if hop.step == 2:
+            report(HopFirstToken(hop=number, at_ns=3, cached_tokens=0))
     else:
         del worker.running[number]
         hop.writer.close("length")
-        report(HopEnded(hop=number, state="finished", at_ns=4, output_tokens=2, finish_reason="length"))
+        report(HopEnded(hop=number, state="finished", at_ns=4, output_tokens=OUTPUT, finish_reason="length"))
         if hop.spec.match is not None:
             report(HopChecked(hop=number, prompt_token_match=True))
     hop.step += 1
 
 
-def chain_reading(reads: list[set[int]], *, ids: bool = False) -> Chain:
+class FakeStore:
+    """Chains in memory; outlives the daemon that it belongs to."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.begun: set[str] = set()
+        self.attempts: dict[str, int] = {}
+        self.outcomes: dict[str, dict[int, AgentOutcome]] = {}
+        self.results: dict[str, ChainResult] = {}
+        self.full = False
+
+    @property
+    def next_number(self) -> int:
+        return len(self.jobs)
+
+    def live(self) -> list[LiveChain]:
+        found = []
+        for chain, job in self.jobs.items():
+            if chain in self.results:
+                continue
+            self.attempts[chain] = self.attempts.get(chain, 1) + (chain in self.begun)
+            outcomes, attempt = dict(self.outcomes.get(chain, {})), self.attempts[chain]
+            found.append(LiveChain(id=chain, job=job, started=chain in self.begun, attempt=attempt, outcomes=outcomes))
+        return found
+
+    def knows(self, chain: str) -> bool:
+        return chain in self.jobs
+
+    def find_key(self, key: str) -> str | None:
+        return next((chain for chain, job in self.jobs.items() if job.key == key), None)
+
+    async def added(self, chain: str) -> None:
+        pass
+
+    async def add(self, chain: str, job: Job) -> None:
+        await asyncio.sleep(0)
+        if self.full:
+            raise StoreError("the disk is full.")
+        self.jobs[chain] = job
+
+    def started(self, chain: str) -> None:
+        self.begun.add(chain)
+
+    def agent_finished(self, chain: str, index: int, outcome: AgentOutcome) -> None:
+        assert chain not in self.results
+        self.outcomes.setdefault(chain, {})[index] = outcome
+
+    async def ended(self, chain: str, result: ChainResult, ended_at: float) -> None:
+        assert chain not in self.results, "a chain ended twice"
+        self.results[chain] = result
+        await asyncio.sleep(0)
+
+    async def result(self, chain: str, *, fetched: bool) -> ChainResult | None:
+        return self.results.get(chain)
+
+    async def list(self, limit: int) -> list[EndedChain]:
+        return []
+
+    async def forget(self, chain: str) -> bool:
+        return self.results.pop(chain, None) is not None and self.jobs.pop(chain) is not None
+
+
+def chain_reading(reads: list[set[int]], *, ids: bool = False, start: str = "first_token") -> Chain:
     agents: list[dict[str, Any]] = []
     for index, upstreams in enumerate(reads):
         agent: dict[str, Any] = {"name": f"a{index}", "max_tokens": 4}
@@ -147,35 +219,86 @@ def chain_reading(reads: list[set[int]], *, ids: bool = False) -> Chain:
         else:
             agent["prompt"] = "read " + " ".join(f"{{{{a{at}}}}}" for at in sorted(upstreams))
         agents.append(agent)
-    return parse_chain(json.dumps({"name": "c", "agents": agents}).encode())
+    return parse_chain(json.dumps({"name": "c", "agents": agents, "start": start}).encode())
 
 
 class Service:
-    """Chains over a fake fleet."""
+    """Chains over a fake fleet and a fake store."""
 
-    def __init__(self, keep: int = 1000) -> None:
-        self.slab = Slab.create(SLOTS, 16)
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        self.store = FakeStore()
         self.events: list[ChainEvent] = []
-        groups = [{"name": name, "devices": ["cpu:0"]} for name in "ab"]
-        config = parse_config({"engine": "simulated", "groups": groups, "max_queued": 4, "keep_finished": keep})
-        self.chains = Chains(config, self.slab, self.events.append)
-        self.fleet = FakeFleet("ab", self.slab)
-        self.chains.fleet = self.fleet  # type: ignore[assignment]
+        self.submitted: list[str] = []
+        self.restarted = False
+        self.begin()
 
-    def submit(self, chain: Chain, mode: str = "auto") -> str:
-        request = Submit(request=1, version=PROTOCOL_VERSION, chain=chain, options=SubmitOptions(mode=mode))  # type: ignore[arg-type]
-        record = asyncio.run(self.chains.submit(request))
-        self.chains.start_waiting()
-        return record.id
+    def begin(self) -> None:
+        """A daemon's start."""
+        self.slab = Slab.create(SLOTS, 16)
+        groups = [{"name": name, "devices": ["cpu:0"]} for name in "ab"]
+        config = parse_config(
+            {"engine": "simulated", "groups": groups, "max_queued": 4, "restart": {"give_up_after": 1000}}
+        )
+        self.chains = Chains(config, self.slab, self.store, self.events.append)  # type: ignore[arg-type]
+        self.fleet = FakeFleet("ab", self.slab)
+        self.run(self.serve)
+
+    def serve(self) -> None:
+        self.chains.restore()
+        for worker in self.fleet.workers.values():
+            self.chains.runs.worker_ready(worker)  # type: ignore[arg-type]
+        self.chains.serve(self.fleet)  # type: ignore[arg-type]
+
+    def run(self, action: Any, *arguments: Any) -> Any:
+        """Call it inside the loop, and let what follows from it be done."""
+
+        async def call() -> Any:
+            found = action(*arguments)
+            if asyncio.iscoroutine(found):
+                found = await found
+            await self.chains.settled()
+            return found
+
+        return self.runner.run(call())
+
+    def submit(self, chain: Chain, mode: str = "auto", **options: Any) -> str:
+        given = SubmitOptions(mode=mode, **options)  # type: ignore[arg-type]
+        request = Submit(request=1, version=PROTOCOL_VERSION, chain=chain, options=given)
+        number: str = self.run(self.chains.submit, request)
+        self.submitted.append(number)
+        self.run(self.chains.start_waiting)
+        return number
+
+    def record(self, number: str) -> ChainRecord:
+        return next(record for record in self.chains.live() if record.id == number)
+
+    def result(self, number: str) -> ChainResult:
+        found: ChainResult = self.run(lambda: self.chains.result(number, prompt_ids=True))
+        return found
 
     def deliver(self, worker: FakeWorker) -> None:
-        self.chains.hop_message(worker, worker.reports.popleft())  # type: ignore[arg-type]
+        self.run(self.chains.runs.hop_message, worker, worker.reports.popleft())
 
     def lose(self, worker: FakeWorker) -> None:
+        """Its process was reaped."""
         worker.state, worker.reachable = "dead", False
         worker.running.clear()
         worker.reports.clear()
-        self.chains.worker_lost(worker, f'worker "{worker.name}" is gone')  # type: ignore[arg-type]
+        self.run(self.chains.runs.worker_lost, worker, f'worker "{worker.name}" is gone')
+
+    def bring_back(self, worker: FakeWorker) -> None:
+        worker.state, worker.reachable = "ready", True
+        self.run(self.chains.runs.worker_ready, worker)
+
+    def kill(self) -> None:
+        """The daemon dies, and the next one takes up what it has left."""
+        for record in self.chains.live():
+            for agent in record.agents:
+                agent.stream = None
+        self.slab.close()
+        self.restarted = True
+        self.begin()
 
     def settle(self) -> None:
         """Let all workers do all they have to do."""
@@ -184,14 +307,29 @@ class Service:
             busy = False
             for worker in self.fleet.workers.values():
                 for hop in list(worker.running.values()):
-                    advance(worker, hop, fails=False)
+                    advance(worker, hop)
                     busy = True
                 while worker.reports:
                     self.deliver(worker)
                     busy = True
 
+    def told(self, number: str) -> dict[str, list[int]]:
+        """What a follower that was there all along has got of each agent."""
+        found: dict[str, list[int]] = {}
+        for event in self.events:
+            if event.chain != number:
+                continue
+            ids = found.setdefault(event.agent, [])
+            if event.kind == "agent_restarted":
+                ids.clear()
+            elif event.kind == "tokens":
+                assert event.data["first_index"] == len(ids)
+                ids += event.data["ids"]
+        return found
+
     def close(self) -> None:
         self.slab.close()
+        self.runner.close()
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -200,21 +338,21 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.service = Service()
-        self.submitted: list[str] = []
 
     @rule(data=st.data(), mode=st.sampled_from(["auto", "serial", "ping-pong"]), ids=st.booleans())
     def submit(self, data: st.DataObject, mode: str, ids: bool) -> None:
         count = data.draw(st.integers(1, 4))
         reads = [data.draw(st.sets(st.integers(0, at - 1), max_size=2)) if at else set() for at in range(count)]
+        start = data.draw(st.sampled_from(["first_token", "immediate"]))
         try:
-            self.submitted.append(self.service.submit(chain_reading(reads, ids=ids), mode))
+            self.service.submit(chain_reading(reads, ids=ids, start=start), mode, priority=data.draw(st.integers(0, 1)))
         except PingpongError:
-            live = [worker for worker in self.service.fleet.workers.values() if worker.state == "ready"]
+            live = self.service.fleet.ready
             queued = self.service.chains.counts().get("queued", 0)
             assert len(live) < 2 or queued >= 4, "refused without a reason"
 
-    @precondition(lambda self: any(worker.running for worker in self.service.fleet.workers.values()))
-    @rule(data=st.data(), fails=st.sampled_from([False] * 9 + [True]))
+    @precondition(lambda self: self.service.fleet.running())
+    @rule(data=st.data(), fails=st.sampled_from([False] * 19 + [True]))
     def work(self, data: st.DataObject, fails: bool) -> None:
         choices = [(w, hop) for w in self.service.fleet.workers.values() for hop in w.running.values()]
         worker, hop = data.draw(st.sampled_from(choices))
@@ -226,16 +364,16 @@ class AnyOrder(RuleBasedStateMachine):
         choices = [worker for worker in self.service.fleet.workers.values() if worker.reports]
         self.service.deliver(data.draw(st.sampled_from(choices)))
 
-    @precondition(lambda self: self.submitted)
+    @precondition(lambda self: self.service.submitted)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.service.chains.cancel(data.draw(st.sampled_from(self.submitted)))
+        self.service.run(self.service.chains.cancel, data.draw(st.sampled_from(self.service.submitted)))
 
-    @precondition(lambda self: len(self.service.fleet.ready) == 2)
-    @rule(name=st.sampled_from("ab"))
-    def cut_off(self, name: str) -> None:
+    @precondition(lambda self: self.service.fleet.ready)
+    @rule(data=st.data())
+    def cut_off(self, data: st.DataObject) -> None:
         """A worker has died, and so far only its socket shows it."""
-        self.service.fleet.workers[name].reachable = False
+        data.draw(st.sampled_from(self.service.fleet.ready)).reachable = False
 
     @precondition(lambda self: any(not w.reachable and w.state == "ready" for w in self.service.fleet.workers.values()))
     @rule()
@@ -243,6 +381,26 @@ class AnyOrder(RuleBasedStateMachine):
         for worker in self.service.fleet.workers.values():
             if not worker.reachable and worker.state == "ready":
                 self.service.lose(worker)
+
+    @precondition(lambda self: self.service.fleet.running())
+    @rule(data=st.data())
+    def engine_dies(self, data: st.DataObject) -> None:
+        """Its worker says that the hops are lost, and ends a while later."""
+        worker = data.draw(st.sampled_from([w for w in self.service.fleet.workers.values() if w.running]))
+        for hop in worker.running:
+            worker.reports.append(HopEnded(hop=hop, state="lost", at_ns=1, code="EngineLost", message="it died"))
+        worker.running.clear()
+        worker.reachable = False
+
+    @precondition(lambda self: len(self.service.fleet.ready) < 2)
+    @rule(data=st.data())
+    def replace(self, data: st.DataObject) -> None:
+        dead = [worker for worker in self.service.fleet.workers.values() if worker.state == "dead"]
+        self.service.bring_back(data.draw(st.sampled_from(dead)))
+
+    @rule()
+    def restart(self) -> None:
+        self.service.kill()
 
     @invariant()
     def every_log_is_accounted_for(self) -> None:
@@ -263,17 +421,26 @@ class AnyOrder(RuleBasedStateMachine):
             self.service.close()
 
     def check_the_end(self) -> None:
-        for worker in self.service.fleet.workers.values():
+        service = self.service
+        for worker in service.fleet.workers.values():
             if not worker.reachable and worker.state == "ready":
-                self.service.lose(worker)
-        self.service.settle()
-        chains = self.service.chains
-        assert not chains.live(), "a chain hangs"
-        assert chains.idle.is_set()
-        assert self.service.slab.free_slots == SLOTS
-        assert {len(worker.hops) for worker in self.service.fleet.ready} <= {0}
-        ended = {event.chain for event in self.service.events if event.kind == "ended"}
-        assert ended == set(self.submitted)
+                service.lose(worker)
+        service.settle()
+        for worker in service.fleet.workers.values():
+            if worker.state == "dead":
+                service.bring_back(worker)
+        service.settle()
+        assert not service.chains.live(), "a chain hangs"
+        assert service.chains.idle.is_set()
+        assert service.slab.free_slots == SLOTS
+        assert {len(worker.hops) for worker in service.fleet.workers.values()} == {0}
+        for number in service.submitted:
+            result = service.store.results[number]
+            for index, agent in enumerate(result.agents):
+                if result.state == "finished":
+                    assert agent.output_ids == [index * 10 + at for at in range(OUTPUT)]
+                if not service.restarted:
+                    assert service.told(number).get(agent.name, []) == agent.output_ids
 
 
 TestAnyOrder = AnyOrder.TestCase
@@ -288,59 +455,196 @@ def service() -> Any:
 
 
 PAIR = [set[int](), {0}]
+TRIO = [set[int](), {0}, {1}]
 
 
 def test_an_abort_that_crosses_the_end_of_its_hop_changes_nothing(service: Service) -> None:
     number = service.submit(chain_reading(PAIR), "ping-pong")
-    first, second = (service.fleet.workers[agent.worker] for agent in service.chains.find(number).agents)
+    first, second = (service.fleet.workers[agent.worker] for agent in service.record(number).agents)
     (hop,) = first.running.values()
-    for _ in range(3):
-        advance(first, hop, fails=False)
+    for _ in range(5):
+        advance(first, hop)
     while first.reports:
         service.deliver(first)
-    advance(second, next(iter(second.running.values())), fails=False)
+    advance(second, next(iter(second.running.values())))
     service.deliver(second)
-    advance(first, hop, fails=False)  # it ends, and its report is on its way
-    service.chains.cancel(number)
+    advance(first, hop)  # it ends, and its report is on its way
+    service.run(service.chains.cancel, number)
     service.settle()
-    assert service.chains.find(number).state_name == "cancelled"
+    assert service.result(number).state == "cancelled"
     assert service.slab.free_slots == SLOTS
 
 
 def test_waiting_chains_start_in_order_as_logs_get_free(service: Service) -> None:
-    numbers = [service.submit(chain_reading([set(), {0}, {1}]), "serial") for _ in range(4)]
-    states = [service.chains.find(number).state_name for number in numbers]
+    numbers = [service.submit(chain_reading(TRIO), "serial") for _ in range(4)]
+    states = [service.record(number).state_name for number in numbers]
     assert states == ["running", "running", "queued", "queued"]
     service.settle()
     started = [event.chain for event in service.events if event.kind == "started"]
     assert started == numbers
 
 
-def test_waiting_chains_survive_a_worker_that_they_needed(service: Service) -> None:
-    numbers = [service.submit(chain_reading([set(), {0}, {1}]), "ping-pong") for _ in range(4)]
-    service.lose(service.fleet.workers["b"])
+def test_a_higher_priority_starts_first(service: Service) -> None:
+    first, second, third = (service.submit(chain_reading(TRIO), "serial", priority=p) for p in (0, 0, 0))
+    urgent = service.submit(chain_reading(TRIO), "serial", priority=5)
     service.settle()
-    results = [service.chains.find(number).result() for number in numbers]
-    assert {result.state for result in results} == {"failed"}
-    assert "two device groups" in results[-1].error
+    started = [event.chain for event in service.events if event.kind == "started"]
+    assert started == [first, second, urgent, third]
 
 
-def test_the_latest_to_end_are_kept() -> None:
-    service = Service(keep=2)
-    long = service.submit(chain_reading(PAIR), "serial")
-    worker = service.fleet.workers[service.chains.find(long).agents[0].worker]
-    waiting = dict(worker.running)
-    worker.running.clear()
-    short = []
-    for _ in range(3):
-        short.append(service.submit(chain_reading([set()]), "serial"))
-        service.settle()
-    worker.running.update(waiting)
+def test_chains_go_on_in_series_when_one_of_two_groups_is_left(service: Service) -> None:
+    numbers = [service.submit(chain_reading(TRIO), "ping-pong") for _ in range(4)]
+    lost = service.fleet.workers["b"]
+    service.lose(lost)
+    lost.state = "failed"
+    service.run(service.chains.runs.group_failed, lost, "it died five times")
     service.settle()
-    assert [summary.id for summary in service.chains.summaries()] == [long, short[2]]
+    results = [service.result(number) for number in numbers]
+    assert {result.state for result in results} == {"finished"}
+    assert "one group is left" in results[-1].why
+
+
+def test_a_hop_goes_on_from_what_it_has_written(service: Service) -> None:
+    number = service.submit(chain_reading([set()]), "serial")
+    worker = service.fleet.workers[service.record(number).agents[0].worker]
+    (hop,) = worker.running.values()
+    for _ in range(4):
+        advance(worker, hop)
+    while worker.reports:
+        service.deliver(worker)
+    service.lose(worker)
+    (resumed,) = service.fleet.running()
+    assert resumed.spec.resume is not None
+    assert resumed.spec.resume.tokens == 2
+    assert (resumed.spec.output.slot, resumed.spec.output.generation) == (0, 1)
+    service.settle()
+    result = service.result(number)
+    assert result.resumed
+    assert [(entry.tokens, entry.worker) for entry in result.agents[0].resumed] == [(2, worker.name)]
+    assert [event.kind for event in service.events if event.kind.startswith("agent_")] == [
+        "agent_resumed",
+        "agent_finished",
+    ]
+
+
+def test_what_engines_die_of_fails_in_the_end(service: Service) -> None:
+    service.chains.runs.config = parse_config(
+        {"engine": "simulated", "groups": [{"name": "a", "devices": ["cpu:0"]}], "restart": {"give_up_after": 3}}
+    )
+    number = service.submit(chain_reading([set()]), "serial")
+    for _ in range(2):
+        worker = next(worker for worker in service.fleet.workers.values() if worker.running)
+        service.lose(worker)
+        service.bring_back(worker)
+    result = service.result(number)
+    assert result.state == "failed"
+    assert "engines died under it 2 times" in result.error
+
+
+def test_a_chain_on_a_named_group_waits_for_it_and_fails_with_it(service: Service) -> None:
+    number = service.submit(chain_reading(PAIR), "auto", group="a")
+    worker = service.fleet.workers["a"]
+    service.lose(worker)
+    assert not service.fleet.running()
+    service.bring_back(worker)
+    assert worker.running
+    service.lose(worker)
+    worker.state = "failed"
+    service.run(service.chains.runs.group_failed, worker, "no memory")
+    result = service.result(number)
+    assert result.state == "failed"
+    assert "no memory" in result.error
+
+
+def test_a_restart_goes_on_from_the_last_finished_agent(service: Service) -> None:
+    number = service.submit(chain_reading(TRIO), "serial")
+    for name in ("a0", "a1"):
+        (hop,) = service.fleet.running()
+        worker = next(worker for worker in service.fleet.workers.values() if worker.running)
+        steps = 6 if name == "a0" else 4
+        for _ in range(steps):
+            advance(worker, hop)
+        while worker.reports:
+            service.deliver(worker)
+    service.kill()
+    (hop,) = service.fleet.running()
+    assert hop.spec.hop.split("/")[1] == "1"
+    assert hop.spec.resume is None
+    service.settle()
+    result = service.result(number)
+    assert [agent.attempt for agent in result.agents] == [1, 2, 2]
+    assert result.resumed
+    assert [agent.output_ids for agent in result.agents] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+
+
+def test_an_agent_whose_upstream_is_lost_counts_for_nothing(service: Service) -> None:
+    number = service.submit(chain_reading(TRIO), "ping-pong")
+    service.settle()
+    service.store.results.clear()
+    del service.store.outcomes[number][0]
+    service.kill()
+    (hop,) = service.fleet.running()
+    assert hop.spec.hop.split("/")[1] == "0"
+
+
+def test_a_chain_for_another_model_is_kept_and_waits(service: Service) -> None:
+    number = service.submit(chain_reading(PAIR), "serial")
+    job = service.store.jobs[number]
+    service.store.jobs[number] = Job(
+        **{name: getattr(job, name) for name in job.__struct_fields__} | {"model": "other"}
+    )
+    service.kill()
+    result = service.result(number)
+    assert result.state == "queued"
+    assert "accepted for the model other" in result.why
+    service.run(service.chains.cancel, number)
+    assert service.result(number).state == "cancelled"
+
+
+def test_the_same_key_names_the_same_chain(service: Service) -> None:
+    request = Submit(request=1, version=PROTOCOL_VERSION, chain=chain_reading(PAIR), key="k")
+
+    async def both() -> list[str]:
+        return await asyncio.gather(service.chains.submit(request), service.chains.submit(request))
+
+    first, second = service.run(both)
+    assert first == second == service.run(service.chains.submit, request)
+    assert len(service.store.jobs) == 1
+
+
+def test_what_cannot_be_kept_is_not_accepted(service: Service) -> None:
+    service.store.full = True
+    with pytest.raises(StoreError, match="disk is full"):
+        service.submit(chain_reading(PAIR))
+    assert not service.chains.live()
+    assert service.slab.free_slots == SLOTS
+
+
+def test_who_samples_gets_a_seed(service: Service) -> None:
+    chain = parse_chain(b'{"name": "c", "agents": [{"name": "a", "prompt": "x", "temperature": 1, "max_tokens": 4}]}')
+    number = service.submit(chain, "serial")
+    assert service.record(number).result().agents[0].seed is not None
+    (hop,) = service.fleet.running()
+    assert hop.spec.sampling.seed == service.store.jobs[number].chain.agents[0].seed
+
+
+def test_a_chain_past_its_deadline_fails(service: Service) -> None:
+    numbers = [service.submit(chain_reading(TRIO), "serial", deadline_s=1e-9) for _ in range(3)]
+    service.run(service.chains.tick)
+    service.settle()
+    for number in numbers:
+        assert "deadline" in service.result(number).error
+    assert service.slab.free_slots == SLOTS
+
+
+def test_a_live_chain_is_not_forgotten(service: Service) -> None:
+    number = service.submit(chain_reading(PAIR), "serial")
+    with pytest.raises(UsageError, match="has not ended"):
+        service.run(service.chains.forget, number)
+    service.settle()
+    service.run(service.chains.forget, number)
     with pytest.raises(ChainNotFound):
-        service.chains.find(short[0])
-    service.close()
+        service.result(number)
 
 
 def test_nothing_is_accepted_while_draining(service: Service) -> None:
@@ -351,11 +655,11 @@ def test_nothing_is_accepted_while_draining(service: Service) -> None:
 
 def test_a_report_of_an_append_reaches_the_result(service: Service) -> None:
     number = service.submit(chain_reading([set()]), "serial")
-    record = service.chains.find(number)
+    record = service.record(number)
     worker = service.fleet.workers[record.agents[0].worker]
-    advance(worker, next(iter(worker.running.values())), fails=False)
+    advance(worker, next(iter(worker.running.values())))
     service.deliver(worker)
     append = AppendRecord(at_ns=record.submitted_ns + 5_000_000, done_ns=0, tokens=7, sent=9)
-    service.chains.hop_message(worker, HopAppended(hop=record.agents[0].hop, append=append))  # type: ignore[arg-type]
+    service.run(service.chains.runs.hop_message, worker, HopAppended(hop=record.agents[0].hop, append=append))
     (entry,) = record.result().agents[0].appends
     assert (entry.at_ms, entry.tokens, entry.sent, entry.done_ms) == (5.0, 7, 9, None)
