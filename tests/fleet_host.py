@@ -23,7 +23,7 @@ from pingpongd.runtime_dir import RuntimeDir
 
 FAST: dict[str, Any] = {
     "engine": "simulated",
-    "slots": 16,
+    "slots": 64,
     "simulated": {"step_ms": 2.0, "row_us": 1.0},
     "restart": {"backoff_s": 0.05, "backoff_max_s": 0.2},
 }
@@ -109,15 +109,26 @@ class FleetHost:
         """Run a hop on a worker."""
         self._hops += 1
         hop = f"chain/0/{self._hops}"
-        spec = HopSpec(
+        self.fleet.send(self[name], StartHop(spec=self.spec(name, hop, max_tokens=max_tokens)))
+        self[name].hops.add(hop)
+        return hop
+
+    def spec(self, name: str, hop: str, *, max_tokens: int = 8) -> HopSpec:
+        return HopSpec(
             hop=hop,
             output=msgspec.structs.replace(self.slab.allocate(), bell=self[name].bell),
             segments=[Literals(ids=[5, 6, 7])],
             sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
         )
-        self.fleet.send(self[name], StartHop(spec=spec))
-        self[name].hops.add(hop)
-        return hop
+
+    def start(self) -> asyncio.Task[None]:
+        """Start the fleet; the task ends when all have served."""
+
+        async def start() -> None:
+            async with asyncio.timeout(60):
+                await self.fleet.start()
+
+        return asyncio.create_task(start())
 
     async def serves_again(self, name: str = "a", *, after: int = 1) -> None:
         """Wait until a later start of the worker than that one serves."""
@@ -153,8 +164,7 @@ async def fleet_host(folder: Path, config: DaemonConfig, *, start: bool = True) 
     host = FleetHost(config, folder)
     try:
         if start:
-            async with asyncio.timeout(60):
-                await host.fleet.start()
+            await host.start()
             host.note()
         yield host
     finally:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Coroutine
 from typing import Literal, Protocol
 
 import msgspec
@@ -32,18 +30,18 @@ from pingpong_bus.messages import (
     WorkerMessage,
 )
 from pingpong_bus.slab import Slab
-from pingpong_worker.config import WorkerConfig
-from pingpong_worker.shared_memory_names import PREFIX_VARIABLE
 from pingpongd import watchdog
 from pingpongd.config import DaemonConfig
 from pingpongd.group_life import GroupLife
 from pingpongd.placement import GroupView, PrefixMemory
-from pingpongd.process import Guard, WorkerProcess
+from pingpongd.process import Guard
 from pingpongd.restart import GiveUp
 from pingpongd.runtime_dir import RuntimeDir
+from pingpongd.worker_drain import drain
 from pingpongd.worker_end import kill_group
 from pingpongd.worker_handle import EndOrder, Worker
 from pingpongd.worker_link import WorkerLink, lost
+from pingpongd.worker_spawn import WorkerSpawn
 from pingpongd.worker_watch import WorkerWatch
 
 __all__ = ["Fleet", "FleetListener", "Worker"]
@@ -87,19 +85,25 @@ class Fleet:
     ) -> None:
         """Bind the workers' socket; nothing is started yet.
 
+        Args:
+            config: the daemon's; see `apply`.
+            model: a name or folder that the engines can load.
+            runtime: where the sockets are.
+            slab: of the token logs.
+            context: of the process.
+            listener: hears of hops and workers.
+            guard: ends workers where this process cannot.
+
         Raises:
             ConfigError: the socket cannot be bound.
         """
         self._config = config
-        self._model = model
-        self._runtime = runtime
-        self._slab = slab
         self._listener = listener
-        self._guard = guard
         self._link = WorkerLink(context, runtime.workers)
         self.workers = {group.name: Worker(group, runtime.bell(group.name)) for group in config.groups}
+        spawn = WorkerSpawn(lambda: self._config, model, runtime, slab, guard)
         self._lives = [
-            GroupLife(worker, self._link, lambda: self._config, self._spawn, self) for worker in self.workers.values()
+            GroupLife(worker, self._link, lambda: self._config, spawn, self) for worker in self.workers.values()
         ]
         self._watch = WorkerWatch(list(self.workers.values()), lambda: self._config, self.too_slow)
         self._stopping = False
@@ -119,7 +123,7 @@ class Fleet:
     @property
     def refused_frames(self) -> int:
         """Frames on the workers' socket that made no sense, since the start."""
-        return self._link.refused_frames
+        return self._link.refusals.count
 
     def views(self) -> list[GroupView]:
         """The workers that take hops, for placement."""
@@ -203,7 +207,7 @@ class Fleet:
         fresh = worker.number
         if worker.state == "ready":
             fresh += 1
-            await self._empty(worker, deadline_s)
+            await drain(worker, deadline_s)
         await worker.until(
             lambda: worker.state == "failed" or (worker.state == "ready" and worker.number >= fresh) or self._stopping
         )
@@ -353,61 +357,6 @@ class Fleet:
         self._listener.group_failed(worker, message)
         if all(worker.state == "failed" for worker in self.workers.values()) and not self.broken.done():
             self.broken.set_exception(error)
-
-    async def _empty(self, worker: Worker, deadline_s: float) -> None:
-        """Wait for a worker's last hop, and order its end."""
-        start = worker.number
-        worker.state = "draining"
-        _log.info("worker_draining", worker=worker.name, hops=len(worker.hops), seconds=deadline_s)
-        try:
-            async with asyncio.timeout(deadline_s):
-                await worker.until(lambda: not worker.hops or worker.state != "draining")
-        except TimeoutError:
-            _log.info("worker_drain_deadline", worker=worker.name, hops=len(worker.hops))
-        except asyncio.CancelledError:
-            if worker.number == start and worker.state == "draining":
-                worker.state = "ready"
-            raise
-        if worker.number == start:
-            worker.end(EndOrder("ask", "it was drained", expected=True))
-
-    def _spawn(self, worker: Worker) -> WorkerProcess:
-        process = WorkerProcess.spawn(self._worker_config(worker), self._environment(), self._guard)
-        process.on_line = partial(self._printed, worker)
-        return process
-
-    def _printed(self, worker: Worker, line: str) -> None:
-        say: Callable[..., None] = _log.info if self._config.log_worker_output else _log.debug
-        say("worker_output", worker=worker.name, line=line)
-
-    def _worker_config(self, worker: Worker) -> WorkerConfig:
-        group, config = worker.group, self._config
-        return WorkerConfig(
-            name=group.name,
-            devices=group.devices,
-            cores=group.cores,
-            engine=config.engine,
-            model=self._model,
-            dtype=config.dtype,
-            session=config.session,
-            engine_args=config.vllm | group.vllm,
-            environment=config.environment | group.environment,
-            simulated=group.simulated or config.simulated,
-            slab_fd=self._slab.fd,
-            control=self._runtime.workers,
-            bell=worker.bell,
-            supervisor_pid=os.getpid(),
-            heartbeat_s=worker.heartbeat_s,
-            identity=worker.identity.decode(),
-        )
-
-    def _environment(self) -> dict[str, str]:
-        """Ours, with temporary files and names in /dev/shm that are cleared away with the daemon."""
-        return os.environ | {
-            "TMPDIR": str(self._runtime.temporary),
-            PREFIX_VARIABLE: self._runtime.segment_prefix,
-            "PYTHONUNBUFFERED": "1",
-        }
 
     def _run(self, tasks: list[asyncio.Task[None]], work: Coroutine[None, None, None], name: str) -> None:
         """Run a task, and let the daemon end with one that fails, and not go on deaf."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import structlog
+import zmq
 import zmq.asyncio
 
 from pingpong_bus import codec
@@ -21,15 +21,15 @@ from pingpong_bus.messages import (
     SupervisorMessage,
     WorkerMessage,
 )
+from pingpongd.peers import peer_of
+from pingpongd.refusals import Refusals
 from pingpongd.sending import bind_router, send_now
 from pingpongd.worker_handle import Worker
 
-_log = structlog.get_logger()
 _REQUEST_SECONDS = 120.0
 _QUIET_SECONDS = 0.05
 _MOST_WAITS = 20
 _FRAMES_IN_A_ROW = 64
-_LOG_EVERY_SECONDS = 10.0
 
 Answer = Prepared | PrefixCacheReset
 Request = Callable[[int], Prepare | ResetPrefixCache]
@@ -50,10 +50,8 @@ class WorkerLink:
         self._heard: Counter[bytes] = Counter()
         self._numbers = itertools.count(1)
         self._asked: dict[int, tuple[bytes, asyncio.Future[Answer]]] = {}
-        self.refused_frames = 0
+        self.refusals = Refusals("workers")
         """Frames that made no sense, or came from no worker of ours."""
-        self._logged_at = -_LOG_EVERY_SECONDS
-        self._logged_frames = 0
 
     def attach(self, worker: Worker) -> None:
         """Take messages of the worker's present start."""
@@ -76,33 +74,36 @@ class WorkerLink:
             unreadable: called for a worker's frame that is no message.
         """
         for number in itertools.count(1):
-            identity, *frames = await self._socket.recv_multipart()
-            worker = self._workers.get(identity)
-            if worker is None or len(frames) != 1:
-                self.refuse(f"{len(frames)} frames from {identity[:64]!r}")
-            else:
-                self._heard[identity] += 1
-                try:
-                    message = codec.decode_worker_message(frames[0])
-                except MessageError as error:
-                    self.refuse(error.message)
-                    unreadable(worker, error)
-                else:
-                    try:
-                        handle(worker, message)
-                    except MessageError as error:
-                        self.refuse(error.message)
+            frames = await self._socket.recv_multipart(copy=False)
+            self._take(frames, handle, unreadable)
             if number % _FRAMES_IN_A_ROW == 0:
                 await asyncio.sleep(0)  # a receive that finds a message does not yield, and there may be a flood
 
-    def refuse(self, why: str) -> None:
-        """Count a frame that is dropped, and log some of them."""
-        self.refused_frames += 1
-        now = asyncio.get_running_loop().time()
-        if now - self._logged_at >= _LOG_EVERY_SECONDS:
-            frames = self.refused_frames - self._logged_frames
-            _log.warning("worker_message_dropped", error=why, frames=frames)
-            self._logged_at, self._logged_frames = now, self.refused_frames
+    def _take(
+        self,
+        frames: Sequence[zmq.Frame],
+        handle: Callable[[Worker, WorkerMessage], None],
+        unreadable: Callable[[Worker, MessageError], None],
+    ) -> None:
+        identity, peer = frames[0].bytes, peer_of(frames[0])
+        worker = self._workers.get(identity)
+        if worker is None or worker.process is None:
+            self.refusals.add("it is from no worker of ours", peer=peer)
+            return
+        if len(frames) != 2 or (peer is not None and peer.pid != worker.process.pid):
+            self.refusals.add(f'{len(frames) - 1} frames under the name of worker "{worker.name}"', peer=peer)
+            return
+        self._heard[identity] += 1
+        try:
+            message = codec.decode_worker_message(frames[1].buffer)
+        except MessageError as error:
+            self.refusals.add(error.message, peer=peer)
+            unreadable(worker, error)
+            return
+        try:
+            handle(worker, message)
+        except MessageError as error:
+            self.refusals.add(error.message, peer=peer)
 
     def send(self, worker: Worker, message: SupervisorMessage) -> bool:
         """Send without waiting; returns whether there is anybody to send to."""
