@@ -1,6 +1,8 @@
-"""A process with a real engine, for tests of how it starts and ends: ``engine_process.py MODEL ARGS_AS_JSON``.
+"""A process with a real engine, for tests of how it starts and ends: ``engine_process.py MODEL ARGS_AS_JSON [THEN]``.
 
-Prints one line: "ready", or the error as JSON; "ready" is followed by waiting for the end of standard input.
+Prints one line: "ready", or the error as JSON. "ready" is followed by waiting for the end of standard input; with
+"decode", by an answer that takes long: "decoding" at its first token, and then the error that ended it; with "stay",
+by waiting for ever.
 """
 
 from __future__ import annotations
@@ -10,12 +12,37 @@ import json
 import sys
 
 from pingpong_bus.errors import PingpongError
+from pingpong_bus.messages import Sampling
 from pingpong_worker.config import WorkerConfig
+from pingpong_worker.shared_memory_names import use_own_names
 from pingpong_worker.vllm_engine import VllmEngine
 from pingpong_worker.vllm_plugin import end_with_worker
 
 
-async def main(model: str, engine_args: str) -> None:
+def answer(error: PingpongError) -> None:
+    words = {"code": error.code, "field": error.field, "text": str(error)}
+    sys.stdout.write(f"answer {json.dumps(words)}\n")
+    sys.stdout.flush()
+
+
+async def decode(engine: VllmEngine) -> None:
+    """Ask for much, and tell how that ended and what the engine's check says then."""
+    sampling = Sampling(max_tokens=1900, ignore_eos=True)
+    try:
+        async for output in engine.open("s", cache_salt=None, sampling=sampling).finalize([5] * 40, sampling):
+            if output.cached_tokens is not None:
+                sys.stdout.write("answer decoding\n")
+                sys.stdout.flush()
+    except PingpongError as error:
+        answer(error)
+    try:
+        await engine.check()
+    except PingpongError as error:
+        answer(error)
+
+
+async def main(model: str, engine_args: str, then: str = "") -> None:
+    use_own_names()
     engine = VllmEngine(
         WorkerConfig(
             name="test",
@@ -31,10 +58,14 @@ async def main(model: str, engine_args: str) -> None:
     try:
         await engine.start()
     except PingpongError as error:
-        sys.stdout.write(f"answer {json.dumps({'code': error.code, 'field': error.field, 'text': str(error)})}\n")
+        answer(error)
     else:
         sys.stdout.write("answer ready\n")
         sys.stdout.flush()
+        if then == "decode":
+            await decode(engine)
+        while then == "stay":
+            await asyncio.sleep(60)
         sys.stdin.read()
     finally:
         await engine.shutdown()
@@ -44,3 +75,4 @@ if __name__ == "__main__":
     asyncio.run(main(*sys.argv[1:]))
 elif __name__ == "__mp_main__":
     end_with_worker()
+    use_own_names()

@@ -45,14 +45,22 @@ class StubSession:
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         yield OutputTokens([1])
         if self._outcome.startswith("hang"):
-            await asyncio.Future()
+            try:
+                await asyncio.Future()
+            finally:
+                if "swallow" in self._outcome:
+                    await asyncio.Future()
         if self._outcome == "fail":
             raise EngineError("it burns.")
+        if self._outcome == "lose":
+            raise EngineLost("gone.")
         if self._outcome == "bug":
             raise ZeroDivisionError("oops")
         yield OutputTokens([2], "length")
 
-    async def abort(self) -> None: ...
+    async def abort(self) -> None:
+        if "stuck" in self._outcome:
+            await asyncio.Future()
 
 
 class StubEngine:
@@ -149,6 +157,47 @@ async def test_abort_in_the_moment_of_the_start(stage: Stage) -> None:
     stage.hops.abort("hang")
     assert (await stage.ended("hang")).state == "aborted"
     assert stage.state(output) is LogState.ABORTED
+
+
+async def test_a_lost_engine_leaves_the_log_open(stage: Stage) -> None:
+    output = stage.start("lose")
+    ended = await stage.ended("lose")
+    assert (ended.state, ended.code, ended.message, ended.output_tokens) == ("lost", "EngineLost", "gone.", 1)
+    assert stage.state(output) is LogState.OPEN
+    assert stage.engine_errors == 1
+
+
+@pytest.mark.parametrize("hop", ["hang, stuck", "hang, swallow"])
+@pytest.mark.parametrize("aborted", [True, False])
+async def test_an_engine_that_does_not_let_go_holds_up_no_report(
+    stage: Stage, hop: str, aborted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = stage.start(hop)
+    async with asyncio.timeout(HANG_S):
+        while stage.hops.load() != (1, 1):
+            await asyncio.sleep(0)
+        if aborted:
+            stage.hops.abort(hop)
+            ended = await stage.ended(hop)
+        else:
+            await stage.hops.close()
+            ended = await stage.ended(hop)
+    assert (ended.state, ended.output_tokens) == ("aborted" if aborted else "lost", 1)
+    assert stage.state(output) is (LogState.ABORTED if aborted else LogState.OPEN)
+    assert stage.hops.load() == (0, 1)
+    assert "let go" in caplog.text
+    stage.slab.free(output)  # nobody touches it any more
+    await stage.hops.close()
+    assert [message for message in stage.messages if isinstance(message, HopEnded)] == [ended]
+
+
+async def test_an_answer_is_reported_even_if_its_session_does_not_end(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = stage.start("finish, stuck")
+    assert (await stage.ended("finish, stuck")).state == "finished"
+    assert stage.state(output) is LogState.CLOSED
+    assert "let go" in caplog.text
 
 
 async def test_abort_of_an_unknown_hop_is_answered(stage: Stage) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -170,6 +171,13 @@ def test_ids_beyond_the_vocabulary_give_no_text(prompts: Prompts) -> None:
     assert text_of(prompts, [*prompts.encode_text("a"), VOCABULARY + 7, *prompts.encode_text("b")]) == "ab"
 
 
+@pytest.mark.parametrize("prompt", [{"prompt": "x"}, {"raw_prompt": "x"}, {"prompt_ids": [1]}])
+def test_stop_ids_beyond_the_vocabulary_are_refused(prompts: Prompts, prompt: dict[str, Any]) -> None:
+    agent = Agent(name="a", stop_token_ids=[VOCABULARY - 1, VOCABULARY], **prompt)
+    with pytest.raises(ChainError, match=rf"agents\[0\]\.stop_token_ids\[1\]: {VOCABULARY} is no token"):
+        prompts.prepare(Chain(name="c", agents=[agent]), {}, VOCABULARY)
+
+
 @given(
     st.lists(st.sampled_from([" the", " stop", "ping", "\n\n", "😀", "St", "op", "!"]), max_size=20), st.integers(1, 5)
 )
@@ -328,5 +336,7 @@ def test_a_model_without_a_tokenizer_takes_ids_and_nothing_else() -> None:
         prepare_ids(chain_of(first, {"name": "b", "prompt": "hi"}), 100)
     with pytest.raises(ChainError, match=r"agents\[0\]\.stop: the model has no tokenizer"):
         prepare_ids(chain_of(first | {"stop": ["x"]}), 100)
+    with pytest.raises(ChainError, match=r"agents\[0\]\.stop_token_ids\[1\]: 100 is no token"):
+        prepare_ids(chain_of(first | {"stop_token_ids": [99, 100]}), 100)
     with pytest.raises(ChainError, match=r"agents\[0\]\.prompt_ids\[2\]"):
         prepare_ids(chain_of(first), 3)

@@ -67,3 +67,8 @@ def test_ids_beyond_the_vocabulary_are_named() -> None:
     chain = Chain(name="c", agents=[Agent(name="a", prompt_ids=[1, 4096])])
     with pytest.raises(ChainError, match=r"agents\[0\]\.prompt_ids\[1\]: 4096 is no token"):
         PROMPTS.prepare(chain, {}, 4096)
+    for prompt in ({"prompt": "x"}, {"raw_prompt": "x"}, {"prompt_ids": [1]}):
+        agent = Agent(name="b", stop_token_ids=[4095, 4096], **prompt)  # type: ignore[arg-type]
+        chain = Chain(name="c", agents=[Agent(name="a", prompt="x"), agent])
+        with pytest.raises(ChainError, match=r"agents\[1\]\.stop_token_ids\[1\]: 4096 is no token"):
+            PROMPTS.prepare(chain, {}, 4096)

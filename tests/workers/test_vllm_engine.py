@@ -15,6 +15,7 @@ from pingpong_bus.errors import ConfigError, EngineError
 from pingpong_bus.messages import Sampling, SessionKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Session
+from pingpong_worker.resuming import sampling_after
 from pingpong_worker.vllm_engine import VllmEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -104,6 +105,20 @@ async def test_seeded_answers_do_not_depend_on_how_the_prompt_arrived(vllm_engin
     )
     assert answers[0].ids == answers[2].ids == expected.ids
     assert answers[1].ids != expected.ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_goes_on_from_any_of_its_tokens(vllm_engine: VllmEngine, kind: SessionKind) -> None:
+    expected = (await ask(vllm_engine)).ids
+    for cut in (1, 5, 11):
+        await vllm_engine.reset_prefix_cache()
+        rest = sampling_after(GREEDY, cut)
+        answer = await ask(vllm_engine, kind=kind, prompt=[*PROMPT, *expected[:cut]], sampling=rest)
+        assert (expected[:cut] + answer.ids, answer.finish_reason) == (expected, "length")
+    seeded = await ask(vllm_engine, prompt=[*PROMPT, *expected[:3]], sampling=sampling_after(SEEDED, 3))
+    again = await ask(vllm_engine, (64,), prompt=[*PROMPT, *expected[:3]], sampling=sampling_after(SEEDED, 3))
+    assert len(seeded.ids) == SEEDED.max_tokens - 3
+    assert again.ids == seeded.ids
 
 
 async def test_seeds_matter(vllm_engine: VllmEngine) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pingpong_bus.errors import ConfigError, EngineError
+from pingpong_bus.errors import ConfigError, EngineError, EngineLost
 from pingpong_bus.messages import EngineLimits, Sampling
 from pingpong_worker import vllm_engine, vllm_plugin, vllm_settings
 from pingpong_worker.config import WorkerConfig
@@ -185,6 +185,63 @@ async def test_refusals_become_engine_errors() -> None:
     with pytest.raises(EngineError, match="refused or failed the request: no"):
         await streaming.append([1])
     await streaming.abort()
+
+
+@pytest.mark.parametrize("kind", [PrefixCacheSession, StreamingInputSession])
+async def test_a_request_that_the_engine_aborts_is_lost(
+    kind: type[PrefixCacheSession] | type[StreamingInputSession],
+) -> None:
+    """An engine that is told to end aborts its requests before it is dead."""
+    engine = handle(FakeLlm([output([7]), output([], "abort")]) if kind is StreamingInputSession else Shutting([]))
+    session = kind(engine, "s", None, lambda: None)
+    engine.check()
+    with pytest.raises(EngineLost, match="told to shut down"):
+        async for _ in session.finalize([1], Sampling(max_tokens=5)):
+            pass
+    with pytest.raises(EngineLost):
+        engine.check()
+    await session.abort()
+
+
+class Shutting(FakeLlm):
+    async def generate(self, prompt: Any, params: Any, request_id: str) -> Any:
+        yield output([7])
+        yield output([], "abort")
+
+
+async def test_a_request_that_we_abort_is_none_of_the_engines_faults() -> None:
+    engine = handle(Shutting([]))
+    session = PrefixCacheSession(engine, "s", None, lambda: None)
+    outputs = session.finalize([1], Sampling(max_tokens=5))
+    await anext(outputs)
+    await session.abort()
+    with pytest.raises(EngineError, match="aborted") as caught:
+        await anext(outputs)
+    assert not isinstance(caught.value, EngineLost)
+    engine.check()
+
+
+async def test_whatever_a_dead_engine_raises_is_its_death() -> None:
+    class Dead(FakeLlm):
+        errored = True
+
+        async def generate(self, prompt: Any, params: Any, request_id: str) -> Any:
+            raise ValueError("Socket operation on non-socket")
+            yield
+
+        async def abort(self, request_id: str) -> None:
+            raise ValueError("Socket operation on non-socket")
+
+    engine = handle(Dead([]))
+    for session in (
+        PrefixCacheSession(engine, "s", None, lambda: None),
+        StreamingInputSession(engine, "s", None, list),
+    ):
+        with pytest.raises(EngineLost, match="has died"):
+            await session.append([1])
+        await session.abort()
+    with pytest.raises(EngineLost, match="has died"):
+        engine.check()
 
 
 @pytest.mark.parametrize(("bug", "words"), [(True, "failed the request: oops"), (False, "before its answer")])

@@ -50,10 +50,16 @@ def start(tmp_path: Path) -> Any:
     temporary = tmp_path / "t"
     temporary.mkdir()
 
-    def go(**engine_args: Any) -> subprocess.Popen[str]:
+    def go(then: str = "", **engine_args: Any) -> subprocess.Popen[str]:
         arguments = {"load_format": "random", "dtype": "float32"} | engine_args
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("engine_process.py")), str(model), json.dumps(arguments)],
+            [
+                sys.executable,
+                str(Path(__file__).with_name("engine_process.py")),
+                str(model),
+                json.dumps(arguments),
+                then,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -88,7 +94,7 @@ def answer(process: subprocess.Popen[str]) -> Any:
     for line in process.stdout:
         if line.startswith("answer "):
             text = line.removeprefix("answer ").strip()
-            return text if text == "ready" else json.loads(text)
+            return json.loads(text) if text.startswith("{") else text
     pytest.fail(f"the engine's process ended with {process.wait()} and no answer")
 
 
@@ -116,6 +122,24 @@ def test_nothing_outlives_a_killed_worker(start: Start) -> None:
     assert not alive
     assert len(gone) == len(family) - 1
     wait_until(lambda: not (segments() & made), 10, f"left in /dev/shm: {segments() & made}")
+
+
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [(1, signal.SIGTERM), (1, signal.SIGKILL), (2, signal.SIGKILL)],
+    ids=["core told", "core", "worker"],
+)
+def test_an_answer_is_lost_and_not_failed_where_the_engine_goes(start: Start, victim: int, how: signal.Signals) -> None:
+    process = start("decode")
+    assert [answer(process), answer(process)] == ["ready", "decoding"]
+    engine_core = next(member for member in _family(process.pid)[1:] if member.children())
+    os.kill(engine_core.pid if victim == 1 else engine_core.children()[-1].pid, how)
+    for what in ("the answer", "the check"):
+        error = answer(process)
+        assert error["code"] == "EngineLost", f"{what}: {error}"
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == 0
 
 
 def test_an_engine_core_dies_with_a_worker_that_is_killed_while_it_loads(start: Start) -> None:

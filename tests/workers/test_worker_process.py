@@ -43,6 +43,7 @@ from pingpong_bus.messages import (
     Ready,
     RequestFailed,
     ResetPrefixCache,
+    Resume,
     Sampling,
     SessionKind,
     StartHop,
@@ -55,7 +56,7 @@ from pingpong_bus.messages import (
     WorkerMessage,
 )
 from pingpong_bus.slab import LogState, Slab
-from pingpong_bus.token_log import TokenLogReader
+from pingpong_bus.token_log import TokenLogReader, TokenLogWriter
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.simulated_engine import SimulatedEngine
 from pingpong_worker.simulated_prompts import SimulatedPrompts
@@ -254,6 +255,7 @@ async def test_stop_leaves_logs_open_and_leaves_no_process(supervisor: Superviso
 
 
 LITERAL = Literals(ids=[1, 2, 3])
+PREFIX = Literals(ids=list(range(64)))
 
 
 async def test_abort_hop_ends_one_hop(supervisor: Supervisor) -> None:
@@ -271,6 +273,87 @@ async def test_abort_hop_ends_one_hop(supervisor: Supervisor) -> None:
     assert heartbeat.rss_bytes > 1_000_000
     await supervisor.send(AbortHop(hop="h"))
     await supervisor.receive(HopEnded, hop="h", state="aborted")
+
+
+async def test_beats_tell_of_an_engine_that_stands_still(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    idle = await supervisor.receive(Heartbeat)
+    assert (idle.steps, idle.waiting, idle.predicted_step_ms) == (0, 0, 0.0)
+    endless = Sampling(max_tokens=4000, ignore_eos=True)
+    output = supervisor.allocate()
+    await supervisor.send(StartHop(spec=HopSpec(hop="h", output=output, segments=[LITERAL], sampling=endless)))
+    await supervisor.receive(HopFirstToken)
+    first, second = [await supervisor.receive(Heartbeat, waiting=1) for _ in range(2)]
+    assert second.steps > first.steps > 0
+    assert second.predicted_step_ms > 0
+    _, engine = supervisor.family()
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(HANG_S):
+            while (beat := await supervisor.receive(Heartbeat, waiting=1)).steps != second.steps:
+                second = beat
+        still = [await supervisor.receive(Heartbeat) for _ in range(3)]
+        assert {(beat.steps, beat.waiting) for beat in still} == {(second.steps, 1)}
+        # A hop can be aborted all the same, and then nothing waits.
+        await supervisor.send(AbortHop(hop="h"))
+        await supervisor.receive(HopEnded, hop="h", state="aborted")
+        assert supervisor.log(output)[1] is LogState.ABORTED
+        await supervisor.receive(Heartbeat, waiting=0)
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    again = HopSpec(hop="i", output=supervisor.allocate(), segments=[LITERAL], sampling=Sampling(max_tokens=3))
+    await supervisor.send(StartHop(spec=again))
+    await supervisor.receive(HopEnded, hop="i", state="finished")
+
+
+async def test_a_hop_that_reads_is_aborted_at_once_and_waits_for_nothing(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    upstream, output = supervisor.allocate(), supervisor.allocate()
+    segments: list[HopSegment] = [PREFIX, StreamSegment(stream=upstream, expected=60), LITERAL]
+    hop = HopSpec(hop="r", output=output, segments=segments, sampling=Sampling(max_tokens=4))
+    await supervisor.send(StartHop(spec=hop))
+    await supervisor.receive(HopAppended, hop="r")
+    beat = await supervisor.receive(Heartbeat, open_hops=1)
+    assert (beat.steps, beat.waiting) == (1, 0)
+    await supervisor.send(AbortHop(hop="r"))
+    await supervisor.receive(HopEnded, hop="r", state="aborted")
+    assert supervisor.log(output)[1] is LogState.ABORTED
+
+
+async def test_a_reader_waits_for_an_upstream_that_is_interrupted_and_goes_on(supervisor: Supervisor) -> None:
+    """The one that goes on rings another bell, if any: the reader finds its tokens all the same."""
+    await supervisor.start()
+    upstream, output = supervisor.allocate(), supervisor.allocate()
+    writer = TokenLogWriter(supervisor.slab, upstream)
+    segments: list[HopSegment] = [PREFIX, StreamSegment(stream=upstream, expected=60), LITERAL]
+    hop = HopSpec(hop="r", output=output, segments=segments, sampling=Sampling(max_tokens=4, ignore_eos=True))
+    await supervisor.send(StartHop(spec=hop))
+    await supervisor.receive(HopAppended, hop="r")
+    writer.append([5, 6, 7])
+    TokenLogWriter(supervisor.slab, upstream).close("length", ids=[8, 9])
+    finalized = await supervisor.receive(HopFinalized, hop="r")
+    assert finalized.prompt_tokens == 64 + 5 + 3
+    await supervisor.receive(HopEnded, hop="r", state="finished")
+
+
+async def test_a_resumed_hop_goes_on_in_its_log(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    sampling = Sampling(max_tokens=50, ignore_eos=True)
+    whole, cut = supervisor.allocate(), supervisor.allocate()
+    await supervisor.send(StartHop(spec=HopSpec(hop="w", output=whole, segments=[LITERAL], sampling=sampling)))
+    await supervisor.receive(HopEnded, hop="w", state="finished")
+    ids, _ = supervisor.log(whole)
+    TokenLogWriter(supervisor.slab, cut).append(ids[:20])
+    spec = HopSpec(hop="c", output=cut, segments=[LITERAL], sampling=sampling, resume=Resume(tokens=20, text_chars=15))
+    await supervisor.send(StartHop(spec=spec))
+    ended = await supervisor.receive(HopEnded, hop="c", state="finished")
+    assert (ended.output_tokens, ended.finish_reason) == (50, "length")
+    assert supervisor.log(cut) == (ids, LogState.CLOSED)
+    texts = [message for message in supervisor.messages if isinstance(message, HopText) and message.hop == "c"]
+    assert "".join(message.text for message in texts) == bytes(ids).decode()[15:]
+    assert texts[-1].upto == 50
+    beat = await supervisor.receive(Heartbeat, open_hops=0)
+    assert beat.output_tokens == 80, "written, not read"
 
 
 async def test_reset_prefix_cache(supervisor: Supervisor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import sys
 import time
 from array import array
@@ -37,6 +38,10 @@ from pingpong_worker.metered_session import MeteredSession
 from pingpong_worker.prompt import PromptCodec
 from pingpong_worker.resuming import committed_ids, sampling_after
 from pingpong_worker.step_meter import StepMeter
+
+LET_GO_S = 1.0
+"""How long an engine may take to free what a hop holds in it; the hop is over then all the same."""
+_log = logging.getLogger("pingpong_worker")
 
 Ending = Literal["aborted", "lost"]
 """How a hop ends that is cancelled."""
@@ -184,7 +189,15 @@ class Feed:
                 await self._grow(session)
             await self._decode(session, answer, committed)
         finally:
-            await session.abort()
+            await self._let_go(session)
+
+    async def _let_go(self, session: Session) -> None:
+        """End the session; an engine that does not answer must not hold up the hop's report."""
+        try:
+            async with asyncio.timeout(LET_GO_S):
+                await session.abort()
+        except TimeoutError:
+            _log.error("the engine does not let go of hop %s", self.spec.hop)
 
     def _end_log(self, *, lost: bool) -> None:
         """End or leave the log, where the answer has not ended it."""

@@ -11,13 +11,9 @@ from typing import Any
 
 from pingpong_bus.errors import ChainError, EngineError, EngineLost, PingpongError
 from pingpong_bus.messages import HopChecked, HopEnded, HopSpec
-from pingpong_worker.feed import Ending, Feed, Surroundings
+from pingpong_worker.feed import LET_GO_S, Ending, Feed, Surroundings
 
 _log = logging.getLogger("pingpong_worker")
-
-
-END_LIMIT_S = 1.0
-"""How long a cancelled hop may take to free what it holds in the engine; then it is reported as over all the same."""
 
 
 @dataclass
@@ -90,7 +86,7 @@ class Hops:
         if self._stuck:
             for task in self._stuck:
                 task.cancel()  # the first was swallowed by what waits for the engine; maybe this one gets through
-            await asyncio.wait(self._stuck, timeout=END_LIMIT_S)
+            await asyncio.wait(self._stuck, timeout=LET_GO_S)
 
     def _end(self, hop: _Hop, how: Ending) -> None:
         if hop.feed.ending is not None:
@@ -99,10 +95,10 @@ class Hops:
         loop = asyncio.get_running_loop()
         # Not at once: a task cancelled before its first step never runs, and its log would not be ended.
         loop.call_soon(hop.task.cancel)
-        hop.limit = loop.call_later(END_LIMIT_S, self._give_up, hop)
+        hop.limit = loop.call_later(LET_GO_S, self._give_up, hop)
 
     def _give_up(self, hop: _Hop) -> None:
-        _log.error("hop %s is not let go of by the engine", hop.feed.spec.hop)
+        _log.error("the engine does not let go of hop %s", hop.feed.spec.hop)
         hop.feed.abandon()
         self._stuck.add(hop.task)
         self._ended(hop, self._cut_off(hop))
