@@ -184,7 +184,7 @@ def resolve_inputs(chain: Chain, given: Mapping[str, str]) -> dict[str, str]:
     for name in given:
         if name not in chain.inputs:
             known = ", ".join(chain.inputs) or "none"
-            raise ChainError(f'the chain has no input "{name}".', field="inputs", hint=f"Its inputs: {known}.")
+            raise ChainError(f'the chain has no input "{name}".', field=f"inputs.{name}", hint=f"Its inputs: {known}.")
     merged: dict[str, str] = {}
     for name, default in chain.inputs.items():
         value = given.get(name, default)

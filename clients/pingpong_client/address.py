@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pingpong_bus.errors import UsageError
+from pingpong_bus.errors import DaemonUnavailable, UsageError
 
 SOCKET_NAME = "control.sock"
 SYSTEM_RUNTIME = Path("/run")
@@ -33,6 +33,7 @@ def socket_path(
 
     Raises:
         UsageError: both a socket and an instance are given, or one of them cannot be right.
+        DaemonUnavailable: the folder is closed to this user.
     """
     if socket is not None and instance is not None:
         raise UsageError("--socket and --instance exclude each other.", hint="Give one of them.")
@@ -41,7 +42,7 @@ def socket_path(
     if instance is None and (named := environ.get("PINGPONG_SOCKET")):
         return _checked(_in_folder(Path(named)), "PINGPONG_SOCKET")
     candidates = [folder / SOCKET_NAME for folder in instance_folders(instance, environ=environ)]
-    found = next((path for path in candidates if path.exists()), candidates[0])
+    found = next((path for path in candidates if _exists(path)), candidates[0])
     return _checked(found, "XDG_RUNTIME_DIR")
 
 
@@ -65,9 +66,24 @@ def instance_folders(instance: str | None = None, *, environ: Mapping[str, str] 
 
 def _in_folder(path: Path) -> Path:
     """A path that is a folder, or does not look like a socket file, holds the socket."""
-    if path.is_dir() or (not path.exists() and path.suffix != ".sock"):
+    if (_exists(path) and path.is_dir()) or (not _exists(path) and path.suffix != ".sock"):
         return path / SOCKET_NAME
     return path
+
+
+def _exists(path: Path) -> bool:
+    """Whether something is there.
+
+    Raises:
+        DaemonUnavailable: this user may not look.
+    """
+    try:
+        return path.exists()
+    except PermissionError:
+        raise DaemonUnavailable(
+            f"the daemon in {path.parent} is closed to this user.",
+            hint="Become a member of the group that may use it (usermod -aG pingpong YOU), and log in again.",
+        ) from None
 
 
 def _checked(path: Path, source: str) -> Path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -13,11 +13,10 @@ from typing import Self, TypeVar
 import msgspec
 
 from pingpong_bus.chain import Chain, parse_chain, resolve_inputs
-from pingpong_bus.errors import ChainFailed
+from pingpong_bus.errors import ChainFailed, DaemonUnavailable, DataError, Overloaded
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     Accepted,
-    Attach,
     Cancel,
     ChainEvent,
     ChainList,
@@ -26,22 +25,28 @@ from pingpong_bus.messages import (
     ClientRequest,
     DaemonMessage,
     Done,
+    Drain,
+    Forget,
     GetResult,
     GetStatus,
     ListChains,
     ResetCaches,
     ResultReply,
-    Snapshot,
     StatusReply,
     Submit,
     SubmitOptions,
 )
 from pingpong_client.address import socket_path
 from pingpong_client.connection import Connection
+from pingpong_client.following import ENDED_STATES, Following
+from pingpong_client.link import DaemonLink
 from pingpong_client.transport import Transport, ZmqTransport
 
 TIMEOUT_S = 10.0
 PING_S = 2.0
+RECONNECT_S = 60.0
+MAX_KEY_CHARACTERS = 128
+"""Of `Submit.key`."""
 
 Reply = TypeVar("Reply", bound=DaemonMessage)
 Summaries = list[ChainSummary]  # inside the class, `list` is the method
@@ -55,14 +60,17 @@ class AsyncClient:
         async with AsyncClient() as client:
             result = await client.run(chain, {"topic": "tides"})
 
-    It connects on entry. A connection that was lost raises `DaemonUnavailable` in whatever waits, and is made anew by
-    the next call. One event loop, any number of tasks.
+    It connects on entry. Where the connection is lost or the daemon is restarted, `submit`, `follow`, `wait` and `run`
+    wait for it to come back and go on, so that each token is given once; whatever else waits raises
+    `DaemonUnavailable`, and the next call connects anew. One event loop, any number of tasks.
 
     Args:
         socket: the daemon's control socket or its folder; None: see `address.py`.
         instance: the daemon's instance name, instead of `socket`.
         timeout_s: how long the daemon may take to answer. A chain may take as long as it likes.
         ping_s: how long a chain may be silent before the daemon is asked whether it is still there.
+        reconnect_s: how long a daemon that has gone is waited for, from when it was last heard; 0: not at all.
+        on_away: called with True when it is being waited for, and with False when it is back; may be set later.
         transport: makes the connection; for tests.
 
     Raises:
@@ -76,17 +84,24 @@ class AsyncClient:
         instance: str | None = None,
         timeout_s: float = TIMEOUT_S,
         ping_s: float = PING_S,
+        reconnect_s: float = RECONNECT_S,
+        on_away: Callable[[bool], None] | None = None,
         transport: Callable[[Path], Transport] = ZmqTransport,
     ) -> None:
         self.socket = socket_path(socket, instance=instance)
-        self._timeout_s = timeout_s
-        self._ping_s = ping_s
-        self._transport = transport
-        self._connection: Connection | None = None
-        self._connecting = asyncio.Lock()
+        self.on_away = on_away
+        self._link = DaemonLink(
+            lambda: transport(self.socket),
+            str(self.socket),
+            timeout_s=timeout_s,
+            ping_s=ping_s,
+            reconnect_s=reconnect_s,
+            on_away=self._tell_away,
+        )
+        self._following: dict[str, Following] = {}
 
     async def __aenter__(self) -> Self:
-        await self._connected()
+        await self._link.connected()
         return self
 
     async def __aexit__(
@@ -94,11 +109,14 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
+    @property
+    def away_s(self) -> float | None:
+        """Seconds since the daemon was last heard, while it is waited for to come back; otherwise None."""
+        return self._link.away_s
+
     async def close(self) -> None:
         """Drop the connection; chains go on."""
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        await self._link.close()
 
     async def submit(
         self,
@@ -107,16 +125,19 @@ class AsyncClient:
         options: SubmitOptions | None = None,
         *,
         follow: bool = False,
+        key: str | None = None,
     ) -> str:
         """Hand a chain to the daemon and return its id once it is accepted.
 
         Args:
             inputs: values of the chain's inputs, over its defaults.
             follow: keep its events for `follow`.
+            key: at most 128 characters; a chain that was submitted with the same key before is not submitted again,
+                and its id is returned. None: a random one, so that nothing runs twice where the connection is lost.
 
         Raises:
             ChainError: the chain or an input is off; found before the daemon is asked.
-            DataError: chain and inputs together are larger than a message may be.
+            DataError: chain and inputs together are larger than a message may be, or the key is too long.
             Overloaded: the daemon takes no work now.
             DaemonUnavailable: there is none.
         """
@@ -124,23 +145,44 @@ class AsyncClient:
         checked = parse_chain(msgspec.json.encode(chain))
         given = dict(inputs or {})
         resolve_inputs(checked, given)
-        accepted = await self._ask(
-            lambda number: Submit(
-                request=number,
-                version=PROTOCOL_VERSION,
-                chain=checked,
-                inputs=given,
-                options=options or SubmitOptions(),
+        if key is not None and len(key) > MAX_KEY_CHARACTERS:
+            raise DataError(f"the key has {len(key)} characters, the limit is {MAX_KEY_CHARACTERS}.", field="key")
+        chosen = secrets.token_hex(16) if key is None else key
+        tries = 0
+
+        async def work(connection: Connection) -> str:
+            nonlocal tries
+            tries += 1
+            accepted = await connection.request(
+                lambda number: Submit(
+                    request=number,
+                    version=PROTOCOL_VERSION,
+                    chain=checked,
+                    inputs=given,
+                    options=options or SubmitOptions(),
+                    follow=follow,
+                    key=chosen,
+                ),
+                Accepted,
                 follow=follow,
-            ),
-            Accepted,
-            follow=follow,
-            patient=True,  # a worker tokenizes the prompts first, those of chains before this one too
-        )
-        return accepted.chain
+                patient=True,  # a worker tokenizes the prompts first, those of chains before this one too
+            )
+            if follow:
+                names = [agent.name for agent in checked.agents]
+                self._following.setdefault(accepted.chain, Following(accepted.chain, names))
+                if tries > 1 or key is not None:
+                    await connection.attach(accepted.chain)  # it may have begun, or ended, before
+            return accepted.chain
+
+        return await self._link.persist(work)
 
     async def run(
-        self, chain: Chain, inputs: Mapping[str, str] | None = None, options: SubmitOptions | None = None
+        self,
+        chain: Chain,
+        inputs: Mapping[str, str] | None = None,
+        options: SubmitOptions | None = None,
+        *,
+        key: str | None = None,
     ) -> ChainResult:
         """Submit a chain, wait for its end and return the result.
 
@@ -148,38 +190,55 @@ class AsyncClient:
             ChainFailed: it failed or was cancelled; `result` has what there is.
             ChainError, Overloaded, DaemonUnavailable: as `submit`.
         """
-        return finished(await self.wait(await self.submit(chain, inputs, options, follow=True)))
+        return finished(await self.wait(await self.submit(chain, inputs, options, follow=True, key=key)))
 
     async def wait(self, chain: str) -> ChainResult:
         """Wait for a chain's end and return its result, whatever its state.
 
         Raises:
             ChainNotFound: there is none of that id.
+            DaemonUnavailable: the daemon has gone, and did not come back in time.
         """
-        async with aclosing(self.follow(chain)) as events:
-            async for _ in events:
-                pass
-        return await self.result(chain)
+        while True:
+            async with aclosing(self.follow(chain)) as events:
+                async for _ in events:
+                    pass
+            result = await self._link.persist(lambda connection: _result(connection, chain), hint=_follow_hint(chain))
+            if result.state in ENDED_STATES:  # else a restarted daemon runs the end once more
+                return result
 
     async def follow(self, chain: str) -> AsyncGenerator[ChainEvent, None]:
         """The events of a chain, up to and with ``ended``.
 
         From its beginning after ``submit(..., follow=True)``, from the snapshot on after `attach`; otherwise from now.
-        Without any for a chain that has ended.
+        Without any for a chain that has ended. Applied in order they are the chain, whatever happens to the
+        connection and the daemon: each token comes once, and an agent that had to begin again has an
+        ``agent_restarted``, which voids what it had given. Where events were lost, others take their place: several
+        ``tokens`` may become one.
 
         Raises:
-            ChainNotFound: there is none of that id.
-            DaemonUnavailable: the daemon has gone.
+            ChainNotFound: there is none of that id, or no more.
+            DaemonUnavailable: the daemon has gone, and did not come back in time.
         """
-        connection = await self._connected()
-        if not connection.follows(chain):
-            snapshot = await self.attach(chain)
-            chain = snapshot.id
-            connection = await self._connected()
-        if connection.follows(chain):
-            async with aclosing(connection.events(chain)) as events:
-                async for event in events:
-                    yield event
+        if chain not in self._following:
+            chain = (await self.attach(chain)).id
+        following = self._following.get(chain)
+        if following is None:
+            return
+        try:
+            while not following.ended:
+                try:
+                    connection = await self._link.connected()
+                    async with aclosing(_news(connection, following)) as news:
+                        async for event in news:
+                            yield event
+                except Overloaded:
+                    raise
+                except DaemonUnavailable as error:
+                    await self._link.restored(error, hint=_follow_hint(chain))
+        finally:
+            if self._following.get(chain) is following:
+                del self._following[chain]
 
     async def attach(self, chain: str) -> ChainResult:
         """Where a chain stands; `follow` goes on from there.
@@ -187,10 +246,11 @@ class AsyncClient:
         Raises:
             ChainNotFound: there is none of that id.
         """
-        reply = await self._ask(
-            lambda number: Attach(request=number, version=PROTOCOL_VERSION, chain=chain), Snapshot, follow=True
-        )
-        return reply.result
+        connection = await self._link.connected()
+        result = await connection.attach(chain)
+        if connection.follows(result.id):
+            self._following.setdefault(result.id, Following.of_result(result))
+        return result
 
     async def list(self) -> Summaries:
         """All chains that the daemon remembers."""
@@ -210,11 +270,7 @@ class AsyncClient:
         Raises:
             ChainNotFound: there is none of that id.
         """
-        reply = await self._ask(
-            lambda number: GetResult(request=number, version=PROTOCOL_VERSION, chain=chain, prompt_ids=prompt_ids),
-            ResultReply,
-        )
-        return reply.result
+        return await _result(await self._link.connected(), chain, prompt_ids=prompt_ids)
 
     async def cancel(self, chain: str) -> None:
         """End a chain; one that has ended stays as it is.
@@ -232,26 +288,73 @@ class AsyncClient:
         """
         await self._ask(lambda number: ResetCaches(request=number, version=PROTOCOL_VERSION), Done)
 
-    async def _connected(self) -> Connection:
-        async with self._connecting:
-            if self._connection is not None and self._connection.error is None:
-                return self._connection
-            await self.close()
-            connection = Connection(self._transport(self.socket), timeout_s=self._timeout_s, ping_s=self._ping_s)
-            await connection.open()
-            self._connection = connection
-            return connection
+    async def forget(self, chain: str) -> None:
+        """Erase an ended chain with its prompts and outputs, at once.
 
-    async def _ask(
-        self,
-        build: Callable[[int], ClientRequest],
-        expect: type[Reply],
-        *,
-        follow: bool = False,
-        patient: bool = False,
-    ) -> Reply:
-        connection = await self._connected()
-        return await connection.request(build, expect, follow=follow, patient=patient)
+        Raises:
+            ChainNotFound: there is none of that id.
+            UsageError: it has not ended.
+        """
+        await self._ask(lambda number: Forget(request=number, version=PROTOCOL_VERSION, chain=chain), Done)
+
+    async def drain(self, group: str | None = None, *, deadline_s: float | None = None) -> None:
+        """Let the daemon finish what runs and end, or replace a group's worker.
+
+        Without a group it returns once the daemon takes no more, with one when the new worker serves.
+
+        Args:
+            group: a device group, see `status`.
+            deadline_s: how long running work may take; None: the daemon's `drain_seconds`.
+
+        Raises:
+            UsageError: there is no such group.
+            Overloaded: the daemon is draining already.
+        """
+        await self._ask(
+            lambda number: Drain(request=number, version=PROTOCOL_VERSION, group=group, deadline_s=deadline_s),
+            Done,
+            patient=True,
+        )
+
+    async def _ask(self, build: Callable[[int], ClientRequest], expect: type[Reply], *, patient: bool = False) -> Reply:
+        connection = await self._link.connected()
+        return await connection.request(build, expect, patient=patient)
+
+    def _tell_away(self, away: bool) -> None:
+        if self.on_away is not None:
+            self.on_away(away)
+
+
+async def _news(connection: Connection, following: Following) -> AsyncGenerator[ChainEvent, None]:
+    """What a connection brings of a chain, until it has ended."""
+    chain = following.chain
+    if not connection.follows(chain):  # a new connection
+        for event in following.take(await connection.attach(chain)):
+            yield event
+        if following.ended:
+            return
+    asked = False
+    async with aclosing(connection.news(chain)) as news:
+        async for item in news:
+            for event in following.take(item):
+                yield event
+            if following.ended:
+                return
+            if following.stale and not asked:
+                await connection.attach(chain)  # its snapshot comes with the news
+            asked = following.stale
+
+
+async def _result(connection: Connection, chain: str, *, prompt_ids: bool = False) -> ChainResult:
+    reply = await connection.request(
+        lambda number: GetResult(request=number, version=PROTOCOL_VERSION, chain=chain, prompt_ids=prompt_ids),
+        ResultReply,
+    )
+    return reply.result
+
+
+def _follow_hint(chain: str) -> str:
+    return f"Once it runs again, `pingpong-client attach {chain}` follows the chain to its end."
 
 
 def finished(result: ChainResult) -> ChainResult:

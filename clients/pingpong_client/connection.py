@@ -1,9 +1,10 @@
-"""One connection to a daemon: numbers requests, matches replies, and sorts events by chain."""
+"""One connection to a daemon: numbers requests, matches replies, sorts news by chain, and says how much was read."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TypeVar
 
@@ -28,18 +29,29 @@ from pingpong_bus.messages import (
     DaemonMessage,
     ErrorReply,
     GetStatus,
+    Seen,
     Snapshot,
     StatusReply,
 )
+from pingpong_client.following import ENDED_STATES
 from pingpong_client.transport import Transport, daemon_silent
 
 UNREADABLE_REQUEST = 0
 """The request number of the daemon's reply to a frame in which it could not find one."""
 
-ENDED_STATES = frozenset({"finished", "failed", "cancelled"})
+SEEN_MESSAGES = 64
+SEEN_BYTES = 1024 * 1024
+"""What is read at most before the daemon is told: far below what it holds for a client, far above a doorbell each."""
 
 Reply = TypeVar("Reply", bound=DaemonMessage)
-Events = asyncio.Queue[ChainEvent | PingpongError]
+News = asyncio.Queue[ChainEvent | ChainResult | PingpongError]
+
+
+class ConnectionClosed(DaemonUnavailable):
+    """This side has closed the connection, so nobody waits for the daemon to come back."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(f"the connection to {peer} was closed.")
 
 
 class _Pending(msgspec.Struct):
@@ -63,12 +75,16 @@ class Connection:
         self._ping_s = ping_s
         self._next_request = 1
         self._pending: dict[int, _Pending] = {}
-        self._followed: dict[str, Events] = {}
+        self._followed: dict[str, News] = {}
         self._patient = 0
-        self._heard = False
+        self._messages = 0
+        self._unconfirmed = 0
+        self._unconfirmed_bytes = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.error: PingpongError | None = None
         """Why the connection is of no use any more."""
+        self.heard_s: float | None = None
+        """When the daemon was last heard, by time.monotonic; None before its first message."""
 
     async def open(self) -> None:
         """Connect.
@@ -93,7 +109,7 @@ class Connection:
 
     async def close(self) -> None:
         """Drop the connection and end what waits for it; what the daemon has accepted goes on."""
-        self._fail(DaemonUnavailable(f"the connection to {self._transport.peer} was closed."))
+        self.fail(ConnectionClosed(self._transport.peer))
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -156,15 +172,35 @@ class Connection:
             )
         return reply
 
+    async def ping(self) -> None:
+        """Hear whether the daemon answers.
+
+        Raises:
+            DaemonUnavailable: it does not, or has gone.
+        """
+        await self.request(lambda number: GetStatus(request=number, version=PROTOCOL_VERSION), StatusReply)
+
+    async def attach(self, chain: str) -> ChainResult:
+        """Where a chain stands; unless it has ended, its news are kept from this snapshot on.
+
+        Raises:
+            ChainNotFound: there is none of that id.
+        """
+        reply = await self.request(
+            lambda number: Attach(request=number, version=PROTOCOL_VERSION, chain=chain), Snapshot, follow=True
+        )
+        return reply.result
+
     def follows(self, chain: str) -> bool:
-        """Whether events of this chain are being kept."""
+        """Whether news of this chain are being kept."""
         return chain in self._followed
 
-    async def events(self, chain: str) -> AsyncGenerator[ChainEvent, None]:
-        """The events of a chain that is followed, to its last.
+    async def news(self, chain: str) -> AsyncGenerator[ChainEvent | ChainResult, None]:
+        """Events and snapshots of a chain that is followed, in the order in which they came, without an end.
 
         Raises:
             DaemonUnavailable: the daemon has gone.
+            ChainNotFound: the chain was forgotten.
         """
         queue = self._followed[chain]
         try:
@@ -174,8 +210,6 @@ class Connection:
                     if isinstance(item, PingpongError):
                         raise item
                     yield item
-                    if item.kind == "ended":
-                        return
         finally:
             self._followed.pop(chain, None)
 
@@ -191,10 +225,20 @@ class Connection:
         try:
             while True:
                 frame = await self._transport.receive()
-                self._heard = True
+                self.heard_s = time.monotonic()
                 self._dispatch(decode_daemon_message(frame))
+                await self._confirm(len(frame))
         except PingpongError as error:
-            self._fail(error)
+            self.fail(error)
+
+    async def _confirm(self, frame_bytes: int) -> None:
+        """Tell the daemon now and then how much was read: it holds back what passes its limit until then."""
+        self._messages += 1
+        self._unconfirmed += 1
+        self._unconfirmed_bytes += frame_bytes
+        if self._unconfirmed >= SEEN_MESSAGES or self._unconfirmed_bytes >= SEEN_BYTES:
+            self._unconfirmed = self._unconfirmed_bytes = 0
+            await self._transport.send(encode(Seen(messages=self._messages)))
 
     def _dispatch(self, message: DaemonMessage) -> None:
         if isinstance(message, ChainEvent):
@@ -208,46 +252,45 @@ class Connection:
             return  # it gave up waiting
         # Here and not in `request`: events of the chain may already stand behind this reply.
         if pending.follow and isinstance(message, Accepted):
-            self._followed.setdefault(message.chain, Events())
+            self._followed.setdefault(message.chain, News())
         elif pending.follow and isinstance(message, Snapshot):
             self._follow_from(message.result)
         pending.reply.set_result(message)
 
     def _follow_from(self, result: ChainResult) -> None:
         if result.state not in ENDED_STATES:
-            self._followed.setdefault(result.id, Events())
-        elif (queue := self._followed.get(result.id)) is not None:
-            queue.put_nowait(_ended(result))  # its last event was lost; a second one is not read
+            self._followed.setdefault(result.id, News())
+        if (queue := self._followed.get(result.id)) is not None:
+            queue.put_nowait(result)
 
     async def _ping(self) -> None:
         """While somebody waits without a limit, notice a daemon that has stopped answering.
 
         Followed chains are attached to anew: the daemon drops a follower that did not read for long, such as a
-        stopped process, and then sends it nothing more.
+        stopped process, and then sends it nothing more. The snapshot has what was lost.
         """
         while self.error is None:
-            self._heard = False
+            heard_s = self.heard_s
             await asyncio.sleep(self._ping_s)
-            if self._heard or not self._patient:
+            if self.heard_s != heard_s or not self._patient:
                 continue
             try:
                 for chain in list(self._followed):
                     await self._attach_again(chain)
                 if not self._followed:
-                    await self.request(lambda number: GetStatus(request=number, version=PROTOCOL_VERSION), StatusReply)
+                    await self.ping()
             except PingpongError as error:
-                self._fail(error)
+                self.fail(error)
 
     async def _attach_again(self, chain: str) -> None:
         try:
-            await self.request(
-                lambda number: Attach(request=number, version=PROTOCOL_VERSION, chain=chain), Snapshot, follow=True
-            )
+            await self.attach(chain)
         except ChainNotFound as error:
             if chain in self._followed:
                 self._followed[chain].put_nowait(error)
 
-    def _fail(self, error: PingpongError) -> None:
+    def fail(self, error: PingpongError) -> None:
+        """End everything that waits, with this error; the first one counts."""
         if self.error is not None:
             return
         self.error = error
@@ -260,8 +303,3 @@ class Connection:
 
 def _error_of(reply: ErrorReply) -> PingpongError:
     return error_from_code(reply.code, reply.message, hint=reply.hint, field=reply.field)
-
-
-def _ended(result: ChainResult) -> ChainEvent:
-    data = {"state": result.state, "error": result.error}
-    return ChainEvent(chain=result.id, kind="ended", at_ms=result.e2e_ms or 0.0, data=data)

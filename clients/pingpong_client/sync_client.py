@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import DaemonUnavailable
 from pingpong_bus.messages import ChainEvent, ChainResult, StatusReply, SubmitOptions
-from pingpong_client.client import PING_S, TIMEOUT_S, AsyncClient, Summaries
+from pingpong_client.client import PING_S, RECONNECT_S, TIMEOUT_S, AsyncClient, Summaries
 from pingpong_client.transport import Transport, ZmqTransport
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Client:
         with Client() as client:
             result = client.run(chain, {"topic": "tides"})
 
-    One thread at a time.
+    One thread at a time; `on_away` is called in the event loop's thread.
     """
 
     def __init__(
@@ -37,9 +37,19 @@ class Client:
         instance: str | None = None,
         timeout_s: float = TIMEOUT_S,
         ping_s: float = PING_S,
+        reconnect_s: float = RECONNECT_S,
+        on_away: Callable[[bool], None] | None = None,
         transport: Callable[[Path], Transport] = ZmqTransport,
     ) -> None:
-        self._client = AsyncClient(socket, instance=instance, timeout_s=timeout_s, ping_s=ping_s, transport=transport)
+        self._client = AsyncClient(
+            socket,
+            instance=instance,
+            timeout_s=timeout_s,
+            ping_s=ping_s,
+            reconnect_s=reconnect_s,
+            on_away=on_away,
+            transport=transport,
+        )
         self.socket = self._client.socket
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -57,6 +67,11 @@ class Client:
     ) -> None:
         self.close()
 
+    @property
+    def away_s(self) -> float | None:
+        """See `AsyncClient.away_s`."""
+        return self._client.away_s
+
     def close(self) -> None:
         """Drop the connection; chains go on."""
         if self._loop is not None and self._thread is not None:
@@ -72,15 +87,21 @@ class Client:
         options: SubmitOptions | None = None,
         *,
         follow: bool = False,
+        key: str | None = None,
     ) -> str:
         """See `AsyncClient.submit`."""
-        return self._do(self._client.submit(chain, inputs, options, follow=follow))
+        return self._do(self._client.submit(chain, inputs, options, follow=follow, key=key))
 
     def run(
-        self, chain: Chain, inputs: Mapping[str, str] | None = None, options: SubmitOptions | None = None
+        self,
+        chain: Chain,
+        inputs: Mapping[str, str] | None = None,
+        options: SubmitOptions | None = None,
+        *,
+        key: str | None = None,
     ) -> ChainResult:
         """See `AsyncClient.run`."""
-        return self._do(self._client.run(chain, inputs, options))
+        return self._do(self._client.run(chain, inputs, options, key=key))
 
     def wait(self, chain: str) -> ChainResult:
         """See `AsyncClient.wait`."""
@@ -126,6 +147,14 @@ class Client:
     def reset_caches(self) -> None:
         """See `AsyncClient.reset_caches`."""
         self._do(self._client.reset_caches())
+
+    def forget(self, chain: str) -> None:
+        """See `AsyncClient.forget`."""
+        self._do(self._client.forget(chain))
+
+    def drain(self, group: str | None = None, *, deadline_s: float | None = None) -> None:
+        """See `AsyncClient.drain`."""
+        self._do(self._client.drain(group, deadline_s=deadline_s))
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._running_loop())

@@ -29,13 +29,16 @@ from pingpong_bus.messages import (
     ClientRequest,
     DaemonMessage,
     Done,
+    Drain,
     EngineLimits,
     ErrorReply,
+    Forget,
     GetResult,
     GetStatus,
     ListChains,
     ResetCaches,
     ResultReply,
+    Seen,
     Snapshot,
     StatusReply,
     Submit,
@@ -52,7 +55,13 @@ class FakeDaemon:
 
     def __init__(self) -> None:
         self.requests: list[ClientRequest] = []
+        self.seen: list[int] = []
         self.results: dict[str, ChainResult] = {}
+        self.keys: dict[str, str] = {}
+        self.ended: set[str] = set()
+        """Chains that ended although they were held."""
+        self.away = False
+        """Whether nobody answers on the socket."""
         self.refuse: dict[type, PingpongError] = {}
         self.silent: set[type] = set()
         self.hold = False
@@ -67,6 +76,9 @@ class FakeDaemon:
         self.send_frame(encode(message))
 
     def handle(self, request: ClientRequest) -> None:
+        if isinstance(request, Seen):
+            self.seen.append(request.messages)
+            return
         self.requests.append(request)
         if type(request) in self.silent:
             return
@@ -83,6 +95,7 @@ class FakeDaemon:
 
     def finish(self, chain_id: str) -> None:
         result = self.results[chain_id]
+        self.ended.add(chain_id)
         for event in events_of(result):
             if not self.drop_events:
                 self.send(event)
@@ -96,17 +109,16 @@ class FakeDaemon:
     def _answer(self, request: ClientRequest) -> None:
         number = request.request
         if isinstance(request, Submit):
-            chain_id = f"c{len(self.results)}"
-            self.results[chain_id] = self.edit(request, result_of(chain_id, request))
-            self.send(Accepted(request=number, chain=chain_id))
+            known = self.keys.get(request.key)
+            if known is None:
+                known = f"c{len(self.results)}"
+                self.results[known] = self.edit(request, result_of(known, request))
+                self.keys[request.key] = known
+            self.send(Accepted(request=number, chain=known))
             if not self.hold and request.follow:
-                self.finish(chain_id)
+                self.finish(known)
         elif isinstance(request, Attach):
-            result = self._find(request.chain)
-            if self.hold:
-                agents = [AgentResult(name=agent.name) for agent in result.agents]
-                result = msgspec.structs.replace(result, state="running", agents=agents)
-            self.send(Snapshot(request=number, result=result))
+            self.send(Snapshot(request=number, result=self._now(request.chain)))
         elif isinstance(request, ListChains):
             chains = [
                 ChainSummary(
@@ -125,17 +137,31 @@ class FakeDaemon:
         elif isinstance(request, GetStatus):
             self.send(status_of(number, len(self.results)))
         elif isinstance(request, GetResult):
-            result = self._find(request.chain)
+            result = self._now(request.chain)
             if not request.prompt_ids:
                 bare = [msgspec.structs.replace(agent, prompt_ids=None) for agent in result.agents]
                 result = msgspec.structs.replace(result, agents=bare)
             self.send(ResultReply(request=number, result=result))
         elif isinstance(request, Cancel):
-            result = self._find(request.chain)
-            self.results[request.chain] = msgspec.structs.replace(result, state="cancelled")
+            result = self._now(request.chain)
             self.send(Done(request=number))
-        elif isinstance(request, ResetCaches):
+            if result.state == "queued":
+                self.results[request.chain] = msgspec.structs.replace(result, state="cancelled", error="cancelled")
+                self.ended.add(request.chain)
+                self.send(ended_of(self.results[request.chain]))
+        elif isinstance(request, Forget):
+            self._find(request.chain)
+            del self.results[request.chain]
             self.send(Done(request=number))
+        elif isinstance(request, ResetCaches | Drain):
+            self.send(Done(request=number))
+
+    def _now(self, chain_id: str) -> ChainResult:
+        result = self._find(chain_id)
+        if not self.hold or chain_id in self.ended:
+            return result
+        agents = [AgentResult(name=agent.name) for agent in result.agents]
+        return msgspec.structs.replace(result, state="queued", placement=None, agents=agents)
 
     def _find(self, chain_id: str) -> ChainResult:
         if chain_id not in self.results:
@@ -182,11 +208,14 @@ def events_of(result: ChainResult) -> list[ChainEvent]:
             event("reading", 5.0, sent=3),
             event("finalized", 6.0, prompt_tokens=3),
             event("writing", 10.0, cached_tokens=0, ttft_ms=9.0),
-            event("tokens", 20.0, ids=agent.output_ids, text=agent.text, output_tokens=2),
+            event("tokens", 20.0, ids=agent.output_ids, text=agent.text, first_index=0, output_tokens=2),
             event("agent_finished", 21.0, finish_reason="stop", output_tokens=2, total_ms=20.0),
         ]
-    ended = {"state": result.state, "error": result.error}
-    return [*events, ChainEvent(chain=result.id, kind="ended", at_ms=22.0, data=ended)]
+    return [*events, ended_of(result)]
+
+
+def ended_of(result: ChainResult) -> ChainEvent:
+    return ChainEvent(chain=result.id, kind="ended", at_ms=22.0, data={"state": result.state, "error": result.error})
 
 
 def status_of(number: int, chains: int) -> StatusReply:
@@ -217,6 +246,8 @@ class FakeTransport:
         self.closed = False
 
     async def open(self) -> None:
+        if self._daemon.away:
+            raise DaemonUnavailable("no daemon answers.")
         self._daemon.send_frame = self._frames.put_nowait
 
     async def send(self, frame: bytes) -> None:
@@ -241,14 +272,20 @@ class Link:
     def __init__(self, daemon: FakeDaemon) -> None:
         self.daemon = daemon
         self.transports: list[FakeTransport] = []
+        self.settings: dict[str, object] = {}
+        """Of every client; a test may change them."""
 
     def transport(self, path: Path) -> FakeTransport:
         transport = FakeTransport(self.daemon)
         self.transports.append(transport)
         return transport
 
-    def client(self, **settings: float) -> AsyncClient:
-        return AsyncClient("/fake", transport=self.transport, **settings)
+    def client(self, **settings: object) -> AsyncClient:
+        return AsyncClient("/fake", transport=self.transport, **(self.settings | settings))
+
+    def lose(self) -> None:
+        """End the connection that was made last."""
+        self.transports[-1].lose()
 
     async def command(self, *words: str, stdin: bytes = b"", terminal: bool = False) -> CommandOutcome:
         """Run a command of the command line in this process."""

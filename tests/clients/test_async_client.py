@@ -21,7 +21,9 @@ from pingpong_bus.messages import (
     Attach,
     Cancel,
     Done,
+    Drain,
     ErrorReply,
+    Forget,
     GetResult,
     GetStatus,
     ListChains,
@@ -85,17 +87,24 @@ async def test_follow_of_an_ended_chain_has_no_events(link, chain):
 
 
 async def test_the_other_requests(link, daemon, chain):
+    daemon.hold = True
     async with link.client() as client:
         chain_id = await client.submit(chain)
         assert (await client.status()).instance == "default"
         assert [summary.id for summary in await client.list()] == [chain_id]
-        assert (await client.result(chain_id)).agents[0].prompt_ids is None
-        assert (await client.result(chain_id, prompt_ids=True)).agents[0].prompt_ids == [1, 2, 0]
         await client.reset_caches()
         await client.cancel(chain_id)
         assert (await client.attach(chain_id)).state == "cancelled"
+        daemon.hold = False
+        await client.drain("w0", deadline_s=3.0)
+        await client.forget(chain_id)
+        chain_id = await client.submit(chain)
+        assert (await client.result(chain_id)).agents[0].prompt_ids is None
+        assert (await client.result(chain_id, prompt_ids=True)).agents[0].prompt_ids == [1, 2, 0]
     kinds = [type(request) for request in daemon.requests]
-    assert kinds == [Submit, GetStatus, ListChains, GetResult, GetResult, ResetCaches, Cancel, Attach]
+    assert kinds == [
+        Submit, GetStatus, ListChains, ResetCaches, Cancel, Attach, Drain, Forget, Submit, GetResult, GetResult
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
@@ -198,7 +207,7 @@ async def test_a_submission_may_take_long_while_the_daemon_answers_pings(link, d
 async def test_a_daemon_that_falls_silent_under_a_running_chain(link, daemon, chain):
     daemon.hold = True
     daemon.silent = {Attach, GetStatus}
-    async with link.client(timeout_s=0.05, ping_s=0.01) as client:
+    async with link.client(timeout_s=0.05, ping_s=0.01, reconnect_s=0) as client:
         with pytest.raises(DaemonUnavailable, match="did not answer"):
             await asyncio.wait_for(client.run(chain), HANG_S)
 
@@ -206,7 +215,7 @@ async def test_a_daemon_that_falls_silent_under_a_running_chain(link, daemon, ch
 async def test_a_lost_daemon_ends_everything_that_waits(link, daemon, chain, until):
     daemon.hold = True
     daemon.silent = {GetStatus}
-    async with link.client() as client:
+    async with link.client(reconnect_s=0) as client:
         waiting = [asyncio.ensure_future(client.run(chain)), asyncio.ensure_future(client.status())]
         await until(lambda: len(daemon.requests) == 2)
         link.transports[0].lose()
@@ -218,7 +227,7 @@ async def test_the_call_after_a_loss_connects_anew(link, daemon, until):
     async with link.client() as client:
         await client.status()
         link.transports[0].lose()
-        await until(lambda: client._connection.error is not None)
+        await until(lambda: client._link._connection.error is not None)
         assert (await client.status()).instance == "default"
     assert len(link.transports) == 2
     assert all(transport.closed for transport in link.transports)
