@@ -11,29 +11,21 @@ import structlog
 import zmq.asyncio
 
 from pingpong_bus.chain import Chain
-from pingpong_bus.errors import ConfigError, EngineError, MessageError, Overloaded, PingpongError
+from pingpong_bus.errors import ConfigError, EngineError, Overloaded, PingpongError
 from pingpong_bus.messages import (
-    Heartbeat,
-    Hello,
-    Loading,
-    PrefixCacheReset,
     Prepare,
     Prepared,
     PreparedAgent,
-    Ready,
-    RequestFailed,
     ResetPrefixCache,
     StartHop,
     SupervisorMessage,
-    Welcome,
     WorkerFailed,
     WorkerMessage,
 )
 from pingpong_bus.slab import Slab
-from pingpongd import watchdog
 from pingpongd.config import DaemonConfig
 from pingpongd.group_life import GroupLife
-from pingpongd.placement import GroupView, PrefixMemory
+from pingpongd.placement import GroupView
 from pingpongd.process import Guard
 from pingpongd.restart import GiveUp
 from pingpongd.runtime_dir import RuntimeDir
@@ -42,6 +34,7 @@ from pingpongd.worker_end import kill_group
 from pingpongd.worker_handle import EndOrder, Worker
 from pingpongd.worker_link import WorkerLink, lost
 from pingpongd.worker_spawn import WorkerSpawn
+from pingpongd.worker_talk import WorkerTalk
 from pingpongd.worker_watch import WorkerWatch
 
 __all__ = ["Fleet", "FleetListener", "Worker"]
@@ -152,7 +145,8 @@ class Fleet:
             ConfigError: one of them can never start like this.
             EngineError: one of them took too long, or died again and again.
         """
-        self._run(self._tasks, self._link.receive(self._handle, self._unreadable), "fleet-receive")
+        talk = WorkerTalk(self._link, self._watch, self)
+        self._run(self._tasks, self._link.receive(talk.handle, talk.unreadable), "fleet-receive")
         self._run(self._tasks, self._watch.serving(), "fleet-watch-serving")
         self._run(self._tasks, self._watch.starting(), "fleet-watch-starting")
         for worker, life in zip(self.workers.values(), self._lives, strict=True):
@@ -263,73 +257,22 @@ class Fleet:
             await self._link.ask(worker, lambda request: ResetPrefixCache(request=request))
             worker.memory.forget()
 
-    def _handle(self, worker: Worker, message: WorkerMessage) -> None:
-        match message:
-            case WorkerFailed():
-                self._failed(worker, message)
-            case Hello() | Loading() | Ready():
-                self._starts(worker, message)
-            case Heartbeat():
-                self._watch.beat(worker, message)
-                worker.rss_bytes = message.rss_bytes
-                worker.output_tokens = message.output_tokens
-            case Prepared() | RequestFailed() | PrefixCacheReset():
-                self._link.answer(worker, message)
-            case _ if worker.served:
-                self._listener.hop_message(worker, message)
-            case _:
-                raise MessageError(f'{type(message).__name__} from worker "{worker.name}", which has not served yet.')
+    # ------------------------------------------------------------------------------------------ what becomes of workers
 
-    def _starts(self, worker: Worker, message: Hello | Loading | Ready) -> None:
-        """Its steps from the first words to service; each is taken once."""
-        if worker.order is not None:
-            return  # it crossed the order to end
-        match message, worker.state:
-            case Hello(pid=pid), "starting" if worker.process is not None and pid == worker.process.pid:
-                worker.state = "loading"
-                self._link.send(worker, Welcome())
-            case Loading(stage=stage), "loading":
-                worker.stage = stage
-                _log.info("worker_loading", worker=worker.name, stage=stage)
-            case Ready(), "loading":
-                self._serves(worker, message)
-            case _:
-                raise MessageError(f'{type(message).__name__} from worker "{worker.name}", which is {worker.state}.')
-
-    def _serves(self, worker: Worker, message: Ready) -> None:
-        limits = message.limits
-        worker.limits, worker.memory = limits, PrefixMemory(limits.kv_tokens)
-        worker.watch = watchdog.serving(asyncio.get_running_loop().time())
-        worker.served = True
-        worker.state, worker.stage = "ready", "serving"
-        _log.info(
-            "worker_ready",
-            worker=worker.name,
-            engine=limits.engine,
-            model=limits.model,
-            max_model_len=limits.max_model_len,
-            kv_tokens=limits.kv_tokens,
-        )
+    def serves(self, worker: Worker) -> None:
+        """A worker has just come to serve."""
         if not self._all_served.done() and all(worker.limits is not None for worker in self.workers.values()):
             self._all_served.set_result(None)
         self._listener.worker_ready(worker)
 
-    def _failed(self, worker: Worker, message: WorkerFailed) -> None:
-        worker.failure = message
-        _log.error("worker_failed", worker=worker.name, error=message.message, permanent=message.permanent)
-        worker.end(EndOrder("wait", message.message.rstrip(".")))
-        if message.permanent and not self._all_served.done():
-            # It may take its time to end, and the others need not go on loading.
-            self._all_served.set_exception(ConfigError(_of_group(worker, message.message), hint=message.hint))
+    def hop_message(self, worker: Worker, message: WorkerMessage) -> None:
+        """A worker reports on one of its hops."""
+        self._listener.hop_message(worker, message)
 
-    def _unreadable(self, worker: Worker, error: MessageError) -> None:
-        if worker.state == "starting":
-            # Its first words are not understood: a worker of another version would be waited for in vain.
-            hint = "Install pingpongd anew, in one version."
-            worker.failure = WorkerFailed(code="ConfigError", message=error.message, hint=hint, permanent=True)
-            worker.end(EndOrder("kill", error.message.rstrip(".")))
-
-    # ------------------------------------------------------------------------------------------ what becomes of workers
+    def cannot_start(self, worker: Worker, failure: WorkerFailed) -> None:
+        """No start of a worker can work; it may take its time to end, and the others need not go on loading."""
+        if not self._all_served.done():
+            self._all_served.set_exception(ConfigError(_of_group(worker, failure.message), hint=failure.hint))
 
     def too_slow(self, worker: Worker, stage: str) -> None:
         """A worker's start has taken too long; at the daemon's own start another try would only take as long."""

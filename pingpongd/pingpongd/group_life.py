@@ -97,10 +97,12 @@ class GroupLife:
             "worker_started", worker=worker.name, pid=process.pid, devices=worker.group.devices, start=worker.number
         )
         code = await self._reaped(process)
+        worker.watch = None
+        if worker.state in ("ready", "draining"):
+            worker.state, worker.stage = "stopping", f"ended with {_exit_text(code)}"
         await self._link.quiet(worker)
         expected = worker.order is not None and worker.order.expected
         why = self._cause(code)
-        worker.watch = None
         worker.state, worker.stage = "dead", f"ended with {_exit_text(code)}"
         self._link.fail(worker, why)
         self._link.detach(worker)

@@ -43,15 +43,15 @@ def kill_group(process: WorkerProcess) -> None:
 def stands_stopped(pid: int) -> bool:
     """Whether a process, or one under it, is stopped, as after SIGSTOP. Reads all of /proc: some milliseconds."""
     try:
-        top = psutil.Process(pid)
-        return any(_is_stopped(process) for process in [top, *top.children(recursive=True)])
+        below = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return False
+    return any(_is_stopped(number) for number in [pid, *(process.pid for process in below)])
 
 
-def _is_stopped(process: psutil.Process) -> bool:
+def _is_stopped(pid: int) -> bool:
     try:
-        return process.status() == psutil.STATUS_STOPPED
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
         return False
 
@@ -65,5 +65,5 @@ async def _exits_within(process: WorkerProcess, seconds: float) -> None:
             async with asyncio.timeout(min(left, _LOOK_SECONDS)):
                 await process.exited()
         except TimeoutError:
-            if _is_stopped(psutil.Process(process.pid)):
+            if _is_stopped(process.pid):
                 return

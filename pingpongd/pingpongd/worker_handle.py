@@ -112,11 +112,6 @@ class Worker:
         self._state = state
         self.wake()
 
-    @property
-    def listening(self) -> bool:
-        """Whether it has served and is not known to be gone: hops may still report."""
-        return self._state in ("ready", "draining") or (self._state == "stopping" and self.served)
-
     def begin(self, watch: Starting, heartbeat_s: float) -> None:
         """A new start: nothing of the last process counts any more."""
         self.number += 1

@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from fleet_host import CHAIN, FleetHost, fleet_config, fleet_host
+from pingpong_bus import codec
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost, Overloaded
 from pingpong_bus.messages import StartHop
 from pingpong_worker.config import SimulatedSettings
@@ -264,3 +265,11 @@ async def test_prefix_caches_are_emptied(folder: Path) -> None:
         host["b"].memory.computed("digest", 1, 1)
         await host.fleet.reset_prefix_caches()
         assert not host["b"].memory.held
+
+
+async def test_a_worker_of_another_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "PROTOCOL_VERSION", codec.PROTOCOL_VERSION + 1)
+    async with fleet_host(folder, fleet_config("a"), start=False) as host:
+        with pytest.raises(ConfigError, match='group "a": The message is of protocol version 2, this side speaks 3'):
+            await host.start()
+        assert host.fleet.refused_frames == 1
