@@ -177,6 +177,25 @@ def test_a_matcher_commits_no_more_ids_than_it_was_fed(ids: list[int], at: list[
     assert CODEC.decode(whole.ids) == whole.text
 
 
+@given(ids_of_answers, cuts, stop_strings, st.integers(0, 5))
+def test_a_matcher_goes_on_behind_whatever_was_committed(
+    ids: list[int], at: list[int], stops: list[str], more: int
+) -> None:
+    def matcher() -> StopMatcher:
+        return StopMatcher(stops, CODEC, max_tokens=len(ids) + more)
+
+    whole, pieces = run(matcher(), cut(ids, at))
+    committed: list[int] = []
+    for piece in pieces[:-1]:
+        if piece.stopped:
+            break
+        committed += piece.ids
+        successor = matcher()
+        text = successor.resume(committed)
+        rest, _ = run(successor, [ids[len(committed) :]])
+        assert Committed(committed + rest.ids, text + rest.text, rest.stopped) == whole
+
+
 def token(text: str) -> int:
     return PIECES.index(text.encode())
 
