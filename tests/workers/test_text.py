@@ -214,6 +214,9 @@ def test_text_left_of_a_token_is_cut_where_its_ids_do_not_fit() -> None:
         [token("b"), *CODEC.encode_text(" s")], "b s", True
     )
     assert StopMatcher(["op"], CODEC).feed([token("b"), token(" stop")]).text == "b "
+    resumed = StopMatcher(["op"], CODEC, max_tokens=3)
+    assert resumed.resume([token("b")]) == "b"
+    assert resumed.feed([token(" stop")]) == Committed(CODEC.encode_text(" s"), " s", True)
 
 
 def test_a_beginning_of_a_stop_string_is_withheld_until_it_is_none() -> None:
