@@ -43,8 +43,8 @@ from pingpongd.chain_service import ChainService
 from pingpongd.client_ledger import Client, ClientLedger, ClientLimits
 from pingpongd.connections import Connections
 from pingpongd.followers import Followers
-from pingpongd.peers import Doorkeeper, Peer, peer_of
-from pingpongd.refusals import Refusals
+from pingpongd.peers import Doorkeeper, Peer, descriptor_of, peer_of
+from pingpongd.refusals import LimitedLog, Refusals
 from pingpongd.runtime_dir import RuntimeDir
 from pingpongd.sending import bind, make_router, send_now
 
@@ -88,6 +88,7 @@ class Control:
         self._doorkeeper = doorkeeper or Doorkeeper(runtime.client_group)
         self._ledger = ClientLedger(limits)
         self._refusals = Refusals("control.sock")
+        self._refused = LimitedLog("request_refused", lines=20)
         self._socket = make_router(
             context,
             linger_ms=1000,
@@ -159,8 +160,8 @@ class Control:
     def _take(self, frames: list[zmq.Frame], chains: ChainService, status: StatusOf, drain: DrainCall) -> None:
         """Look at one message, and start to answer it if there is no reason not to."""
         client, message = frames[0].bytes, frames[-1]
-        connection, peer = message.get(zmq.SRCFD), peer_of(message)
-        if peer is None or not self._doorkeeper.allowed(peer.uid, peer.gid):
+        connection, peer = descriptor_of(message), peer_of(message)
+        if connection is None or peer is None or not self._doorkeeper.allowed(peer.uid, peer.gid):
             self._turn_away(client, connection, peer)
             return
         why = self._ledger.admit(client, connection, peer.uid)
@@ -188,9 +189,11 @@ class Control:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _turn_away(self, client: bytes, connection: int, peer: Peer | None) -> None:
-        """Tell a stranger once; one who goes on is cut off."""
-        self._refusals.add("a stranger", peer=peer)
+    def _turn_away(self, client: bytes, connection: int | None, peer: Peer | None) -> None:
+        """Tell a stranger once; one who goes on is cut off. Bytes that are hardly ZeroMQ's are only dropped."""
+        self._refusals.add("it is from a stranger", peer=peer)
+        if connection is None:
+            return
         if connection in self._strangers:
             self._connections.shut(connection)
             return
@@ -235,9 +238,7 @@ class Control:
         try:
             await self._handle(client, account, request, chains, status, drain)
         except PingpongError as error:
-            _log.info(
-                "request_refused", request=type(request).__name__, code=error.code, error=str(error)[:_LONGEST_TEXT]
-            )
+            self._refused.warning(request=type(request).__name__, code=error.code, error=error)
             self._send(client, codec.encode(_error_reply(number, error)), refusal=True)
         except Exception:  # noqa: BLE001 - logged with its trace
             # A fault of ours: the client is told, and the daemon's log has the trace.

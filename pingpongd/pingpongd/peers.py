@@ -30,7 +30,10 @@ class Peer(NamedTuple):
 
 
 def peer_of(frame: zmq.Frame) -> Peer | None:
-    """Who sent a frame that was received with ``copy=False`` from an ipc socket; None where that is not known."""
+    """Who sent a frame that was received with ``copy=False`` from an ipc socket; None where that is not known.
+
+    It is not of peers that speak an old version of ZeroMQ's protocol, such as whoever writes arbitrary bytes.
+    """
     try:
         address = frame.get("Peer-Address")
     except zmq.ZMQError:
@@ -40,6 +43,15 @@ def peer_of(frame: zmq.Frame) -> Peer | None:
     if len(fields) != 3 or not all(field.isdecimal() for field in fields):
         return None
     return Peer(*map(int, fields))
+
+
+def descriptor_of(frame: zmq.Frame) -> int | None:
+    """Our descriptor of the connection that a frame came through; None where that is not known, see `peer_of`."""
+    try:
+        descriptor = int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
+    return descriptor if descriptor >= 0 else None
 
 
 def group_id(name: str) -> int:
