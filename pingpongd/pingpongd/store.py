@@ -36,7 +36,6 @@ _CLOSE_S = 3.0
 """How long `close` tries to write what could not be written before."""
 
 _Kind = TypeVar("_Kind")
-_Body = TypeVar("_Body", Job, AgentOutcome, StoredResult)
 _Value = TypeVar("_Value")
 _LiveChains = list[LiveChain]
 _EndedChains = list[EndedChain]
@@ -249,7 +248,7 @@ class Store:
         """
         pending = self._pending.get(chain_id)
         if pending is not None:
-            found, noted = _decode(pending.result, StoredResult), False
+            found, noted = msgspec.msgpack.decode(pending.result, type=StoredResult), False
         else:
             row = await self._call(partial(queries.result, chain_id))
             if row is None:
@@ -260,10 +259,17 @@ class Store:
         return found.result
 
     async def list(self, limit: int) -> _EndedChains:
-        """The chains that ended last, the very last one last."""
+        """The chains that ended last, the very last one last.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
         pending = [item.chain for item in self._pending.values()]
         heads = await self._call(partial(queries.latest, limit))
-        stored = [_decode(head, EndedChain) for head in heads]
+        try:
+            stored = [msgspec.msgpack.decode(head, type=EndedChain) for head in heads]
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"an ended chain in {self._dir.database} cannot be read: {error}.") from None
         known = {chain.id for chain in stored}
         chains = stored + [chain for chain in pending if chain.id not in known]
         return chains[max(0, len(chains) - limit) :]
@@ -367,15 +373,11 @@ class Store:
             if key is not None:
                 self._keys.pop(key, None)
 
-    def _unpack(self, body: bytes, kind: type[_Body], chain_id: str) -> _Body:
+    def _unpack(self, body: bytes, kind: type[_Kind], chain_id: str) -> _Kind:
         try:
-            return _decode(content(body), kind)
+            return msgspec.msgpack.decode(content(body), type=kind)
         except (msgspec.MsgspecError, sqlite3.DataError) as error:
             raise StoreError(f"the chain {chain_id} in {self._dir.database} cannot be read: {error}.") from None
-
-
-def _decode(data: bytes, kind: type[_Kind]) -> _Kind:
-    return msgspec.msgpack.decode(data, type=kind)
 
 
 def _digest(key: str) -> bytes:

@@ -7,7 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from pingpong_bus.errors import ConfigError
+from pingpong_bus.errors import ConfigError, StoreError
 
 
 def default_state_dir(instance: str) -> Path:
@@ -40,6 +40,7 @@ class StateDir:
 
     Raises:
         ConfigError: another daemon holds it, or it cannot be made or written.
+        StoreError: the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +77,7 @@ class StateDir:
             self._lock = None
 
 
-def _unusable(path: Path, error: OSError) -> ConfigError:
+def _unusable(path: Path, error: OSError) -> ConfigError | StoreError:
     if error.errno == errno.EROFS:
         return ConfigError(
             f"the state directory {path} is on a read-only file system.",
@@ -84,10 +85,8 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
             hint="Make it writable, or set state_dir to a folder that is; what is in it was not changed.",
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ConfigError(
-            f"there is no space left for the state directory {path}.",
-            field="state_dir",
-            hint="Free some, then start again.",
+        return StoreError(
+            f"there is no space left for the state directory {path}.", hint="Free some, then start again."
         )
     return ConfigError(
         f"the state directory {path} cannot be made or written: {error.strerror}.",

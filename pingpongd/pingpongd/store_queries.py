@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pingpongd.config import StoreConfig
+from pingpongd.store_body import pack, read_head
 from pingpongd.store_schema import transaction
 from pingpongd.store_writer import Change
-from pingpongd.stored import EndedChain
 
 _DAY_S = 86400.0
 _MIB = 1024 * 1024
@@ -23,15 +23,15 @@ _BYTES_AT_ONCE = 16 * _MIB
 # --------------------------------------------------------------------------------------------------------- changes
 
 
-def added(number: int, chain_id: str, key: str, submitted_at: float, job: bytes) -> Change:
+def added(number: int, chain_id: str, key: bytes | None, submitted_at: float, job: bytes) -> Change:
     """A chain was accepted."""
     return Change(
         (
             (
                 "INSERT INTO chain (number, id, key, submitted_at) VALUES (?, ?, ?, ?)",
-                (number, chain_id, key or None, submitted_at),
+                (number, chain_id, key, submitted_at),
             ),
-            ("INSERT INTO job (number, body) VALUES (?, ?)", (number, job)),
+            ("INSERT INTO job (number, body) VALUES (?, ?)", (number, pack(job))),
         ),
         lasts=False,
     )
@@ -50,32 +50,18 @@ def started(number: int) -> Change:
 def agent_finished(number: int, agent: int, outcome: bytes) -> Change:
     """An agent has finished."""
     return Change(
-        (("INSERT OR REPLACE INTO outcome (number, agent, body) VALUES (?, ?, ?)", (number, agent, outcome)),),
+        (("INSERT OR REPLACE INTO outcome (number, agent, body) VALUES (?, ?, ?)", (number, agent, pack(outcome))),),
         lasts=True,
     )
 
 
-def ended(number: int, chain: EndedChain, result: bytes) -> Change:
+def ended(number: int, ended_at: float, summary: bytes, result: bytes) -> Change:
     """A chain has ended: the result takes the place of the job and the outcomes."""
+    body = pack(result, head=summary)
     return Change(
         (
-            (
-                """INSERT INTO ended
-                    (number, ended_at, bytes, name, state, placement, agents, finished_agents, e2e_ms)
-                    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-                (
-                    number,
-                    chain.ended_at,
-                    len(result),
-                    chain.name,
-                    chain.state,
-                    chain.placement,
-                    chain.agents,
-                    chain.finished_agents,
-                    chain.e2e_ms,
-                ),
-            ),
-            ("INSERT INTO result (number, body) VALUES (?, ?)", (number, result)),
+            ("INSERT INTO ended (number, ended_at, bytes) VALUES (?, ?, ?)", (number, ended_at, len(body))),
+            ("INSERT INTO result (number, body) VALUES (?, ?)", (number, body)),
             ("DELETE FROM outcome WHERE number = ?", (number,)),
             ("DELETE FROM job WHERE number = ?", (number,)),
         ),
@@ -102,8 +88,8 @@ class Contents:
     """Number and time of submission, by id."""
     ended: list[str]
     """Ids."""
-    keys: dict[str, str]
-    """Ids by key."""
+    keys: dict[bytes, str]
+    """Ids by key, as the database has it."""
     next_number: int
     """One more than the highest number that ever was."""
 
@@ -134,7 +120,7 @@ def begin_attempt(connection: sqlite3.Connection) -> None:
 
 
 LiveRow = tuple[str, bytes, bool, int, dict[int, bytes]]
-"""Id, job, started, attempt, outcomes by index."""
+"""Id, job, started, attempt, outcomes by index; bodies as they are stored."""
 
 
 def live(connection: sqlite3.Connection) -> list[LiveRow]:
@@ -152,39 +138,22 @@ def live(connection: sqlite3.Connection) -> list[LiveRow]:
 
 
 def result(chain_id: str, connection: sqlite3.Connection) -> tuple[bytes, bool] | None:
-    """The result of an ended chain, and whether it has been fetched."""
+    """The body of an ended chain's result, and whether it has been fetched."""
     row = connection.execute(
         "SELECT body, fetched FROM chain JOIN ended USING (number) JOIN result USING (number) WHERE id = ?", (chain_id,)
     ).fetchone()
     return None if row is None else (row[0], bool(row[1]))
 
 
-def latest(limit: int, connection: sqlite3.Connection) -> list[EndedChain]:
-    """The chains that ended last, the very last one last."""
-    rows = connection.execute(
-        "SELECT id, name, state, placement, agents, finished_agents, submitted_at, ended_at, e2e_ms"
-        " FROM ended JOIN chain USING (number) ORDER BY place DESC LIMIT ?",
-        (limit,),
-    ).fetchall()
-    return [
-        EndedChain(
-            id=chain_id,
-            name=name,
-            state=state,
-            placement=placement,
-            agents=agents,
-            finished_agents=finished_agents,
-            submitted_at=submitted_at,
-            ended_at=ended_at,
-            e2e_ms=e2e_ms,
-        )
-        for chain_id, name, state, placement, agents, finished_agents, submitted_at, ended_at, e2e_ms in reversed(rows)
-    ]
+def latest(limit: int, connection: sqlite3.Connection) -> list[bytes]:
+    """The summaries of the chains that ended last, the very last one last."""
+    rows = connection.execute("SELECT number FROM ended ORDER BY place DESC LIMIT ?", (limit,)).fetchall()
+    return [read_head(connection, "result", number) for (number,) in reversed(rows)]
 
 
 # --------------------------------------------------------------------------------------------------------- erasing
 
-Erased = list[tuple[str, str | None]]
+Erased = list[tuple[str, bytes | None]]
 """Ids and keys."""
 
 

@@ -5,10 +5,11 @@
     chain     a row for every chain that is kept, by number; gone with it: all of the following
     job       what was accepted; only of a live chain
     outcome   finished agents; only of a live chain
-    ended     what `list` shows of an ended chain, in the order in which they ended
-    result    its whole result
+    ended     the ended chains, in the order in which they ended
+    result    of an ended chain: its result, and its EndedChain as the body's head
 
-Bodies are msgpack of the structs in `stored.py`. Fields may be added to those with defaults; any other change of them
+Bodies are msgpack of the structs in `stored.py`, packed by `store_body.py`; only in them is there text of users. Of
+a submission's key there is a digest. Fields may be added to those with defaults; any other change of them
 needs a migration, like a change of the tables.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pingpong_bus.errors import ConfigError, StoreError
+from pingpongd.store_body import PAGE_BYTES
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -34,7 +36,7 @@ def _first_schema(connection: sqlite3.Connection) -> None:
         """CREATE TABLE chain (
             number INTEGER PRIMARY KEY AUTOINCREMENT,
             id TEXT NOT NULL UNIQUE,
-            key TEXT UNIQUE,
+            key BLOB UNIQUE,
             submitted_at REAL NOT NULL,
             started INTEGER NOT NULL DEFAULT 0,
             attempt INTEGER NOT NULL DEFAULT 1
@@ -54,13 +56,7 @@ def _first_schema(connection: sqlite3.Connection) -> None:
             number INTEGER NOT NULL UNIQUE REFERENCES chain ON DELETE CASCADE,
             ended_at REAL NOT NULL,
             fetched INTEGER NOT NULL DEFAULT 0,
-            bytes INTEGER NOT NULL,
-            name TEXT NOT NULL,
-            state TEXT NOT NULL,
-            placement TEXT,
-            agents INTEGER NOT NULL,
-            finished_agents INTEGER NOT NULL,
-            e2e_ms REAL
+            bytes INTEGER NOT NULL
         ) STRICT""",
         "CREATE INDEX ended_in_order ON ended (fetched DESC, place)",
         """CREATE TABLE result (
@@ -188,6 +184,7 @@ def _set_up(connection: sqlite3.Connection) -> None:
     for pragma in (
         f"busy_timeout = {_BUSY_MS}",
         "locking_mode = EXCLUSIVE",  # before the log is first touched, or it uses shared memory
+        f"page_size = {PAGE_BYTES}",
         "auto_vacuum = INCREMENTAL",  # before the first table; the file shrinks when chains are erased
         "journal_mode = WAL",
         f"journal_size_limit = {_WAL_BYTES}",

@@ -79,7 +79,8 @@ class Writer:
     def pending(self) -> int:
         """Changes that are not on the disk yet."""
         with self._wake:
-            return len(self._backlog) + sum(isinstance(item, Change) for item in self._queue)
+            items = [*self._backlog, *self._queue]
+        return sum(isinstance(item, Change) and not item.written.done() for item in items)
 
     def write(self, change: Change) -> None:
         """Queue a change.
@@ -178,17 +179,17 @@ class Writer:
 
     def _commit(self, changes: list[Change]) -> list[Change]:
         """Write changes, at once if that goes, else those that can be; returns those to be tried again."""
-        self._error = self._carry_out(changes)
+        self._error = self._try(changes)
         if self._error is None:
+            _settle(changes)
             return []
         left: list[Change] = []
         failed = False
         for change in changes:
-            if change.lasts and left:
-                error: StoreError | None = self._error  # none overtakes one before it
-            else:
-                error = self._error if len(changes) == 1 else self._carry_out([change])
+            held_up = change.lasts and left  # none overtakes one before it
+            error = self._error if held_up or len(changes) == 1 else self._try([change])
             if error is None:
+                _settle([change])
                 continue
             self._error = error
             if not change.tried.done():
@@ -204,7 +205,7 @@ class Writer:
             left.append(Change((("UPDATE upkeep SET failed_writes = failed_writes + 1", ()),), lasts=True))
         return left
 
-    def _carry_out(self, changes: list[Change]) -> StoreError | None:
+    def _try(self, changes: list[Change]) -> StoreError | None:
         try:
             with transaction(self._connection):
                 for change in changes:
@@ -212,10 +213,6 @@ class Writer:
                         self._connection.execute(sql, values)
         except sqlite3.Error as error:
             return store_error(error, self._path)
-        for change in changes:
-            change.written.set_result(None)
-            if not change.tried.done():
-                change.tried.set_result(None)
         return None
 
     def _answer(self, call: _Call) -> None:
@@ -242,3 +239,10 @@ class Writer:
                     if not future.done():
                         future.set_exception(closed)
             self._closed.set_result(lost)
+
+
+def _settle(changes: list[Change]) -> None:
+    for change in changes:
+        change.written.set_result(None)
+        if not change.tried.done():
+            change.tried.set_result(None)
