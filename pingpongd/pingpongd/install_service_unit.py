@@ -67,7 +67,7 @@ def render_unit(text: str, service: Service) -> str:
         ConfigError: the shipped text lacks a setting.
     """
     settings = {
-        "ExecStart": " ".join(quote(word) for word in service.command),
+        "ExecStart": " ".join(quote(word.replace("$", "$$")) for word in service.command),
         "TimeoutStartSec": f"{service.start_seconds + _FETCH_SECONDS:.0f}",
         "TimeoutStopSec": f"{service.drain_seconds + _STOP_SECONDS:.0f}",
         "RuntimeDirectory": folder_name(service.instance),
@@ -87,14 +87,14 @@ def render_unit(text: str, service: Service) -> str:
     for key, value in settings.items():
         text = _with_setting(text, key, value)
     if service.writable and "\nProtectSystem=" in text:
-        paths = " ".join(f"-{quote(path)}" for path in service.writable)
+        paths = " ".join(quote(f"-{path}") for path in service.writable)
         text = text.replace("\nProtectSystem=", f"\nReadWritePaths={paths}\nProtectSystem=", 1)
     return MARK + text
 
 
 def quote(word: str) -> str:
-    """A word of a command line, or a path, as systemd reads it back; systemd.service(5), "Command lines"."""
-    escaped = word.replace("\\", "\\\\").replace("%", "%%").replace("$", "$$").replace('"', '\\"')
+    """A word of a list as systemd reads it back; systemd.syntax(7). Command lines want each $ doubled before."""
+    escaped = word.replace("\\", "\\\\").replace("%", "%%").replace('"', '\\"')
     return f'"{escaped}"' if re.search(r"""[\s'"\\;]""", word) or not word else escaped
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Boots a systemd in namespaces of its own, on a throw-away copy of this machine's root: an overlay whose changes are in
-# memory. Called by machine.py as: unshare --fork --pid --mount --cgroup --uts --ipc --net --kill-child boot.sh FOLDER
+# memory. Called by service_machine.py as: unshare --fork --pid --mount --cgroup --uts --ipc --net --kill-child boot.sh FOLDER
 #
 # What it may not touch is out of its reach before it starts: the root's files (overlay), temporary folders and /dev/shm
 # (private), kernel settings (read-only), clock, modules and raw devices (no capability).
