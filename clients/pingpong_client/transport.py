@@ -18,9 +18,9 @@ START_HINT = "Start it with `pingpongd --config FILE`, or name its socket with -
 _CONNECT_RETRIES = 3
 """Refused connections (100 ms apart) before a socket file counts as left behind; a full backlog looks the same once."""
 
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+# Not EVENT_HANDSHAKE_FAILED_NO_DETAIL: that is a peer who goes in the midst of it, as a daemon that is killed does;
+# EVENT_DISCONNECTED follows.
+_HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
 
 

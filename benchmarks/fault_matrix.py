@@ -1,0 +1,55 @@
+"""Run the fault matrix by hand: signals on every process in every phase, on the simulated engine.
+
+    python benchmarks/fault_matrix.py                     all 96 cells
+    python benchmarks/fault_matrix.py SIGKILL-worker      the cells whose names hold this
+    python benchmarks/fault_matrix.py --out FILE          keep each outcome as a line of JSON
+
+The cells are those of `tests/faults`, which `make test` runs, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from provenance import provenance
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from faults.cell import CELLS
+from faults.matrix import run_matrix, table
+from faults.run import Outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cells", nargs="*", help="parts of cells' names; default: all cells")
+    parser.add_argument("--side-by-side", type=int, default=4, metavar="N", help="cells at a time (default: 4)")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="run them so many times (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append each outcome, and what it was made with")
+    options = parser.parse_args()
+    chosen = [cell for cell in CELLS if not options.cells or any(part in cell.name for part in options.cells)]
+    made_with = provenance()
+
+    def tell(outcome: Outcome) -> None:
+        print(f"{outcome.cell}: {outcome.brief} {outcome.wrong} ({outcome.seconds:g} s)", file=sys.stderr)
+        for line in outcome.log:
+            print(f"    {line}", file=sys.stderr)
+        if options.out is not None:
+            with options.out.open("ab") as out:
+                out.write(msgspec.json.encode({**msgspec.to_builtins(outcome), "provenance": made_with}) + b"\n")
+
+    bad = 0
+    for _ in range(options.rounds):
+        outcomes = asyncio.run(run_matrix(chosen, side_by_side=options.side_by_side, tell=tell))
+        print(table(outcomes))
+        bad += sum(bool(outcome.wrong or outcome.missed) for outcome in outcomes)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

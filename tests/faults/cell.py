@@ -1,0 +1,49 @@
+"""The cells of the fault matrix: which signal hits which process in which phase."""
+
+from __future__ import annotations
+
+import signal
+from typing import Literal, NamedTuple, get_args
+
+SignalName = Literal["SIGKILL", "SIGSTOP", "SIGSEGV", "SIGTERM"]
+Target = Literal["client", "supervisor", "worker", "engine"]
+Phase = Literal["loading", "waiting", "appending", "finalizing", "decoding", "draining"]
+
+SIGNALS: tuple[SignalName, ...] = get_args(SignalName)
+TARGETS: tuple[Target, ...] = get_args(Target)
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+_SHORT_STOP_S: dict[Target, float] = {"client": 0.4, "supervisor": 0.4, "worker": 0.3, "engine": 0.6}
+_LONG_STOP_S: dict[Target, float] = {"client": 3.0, "supervisor": 3.0, "worker": 2.5, "engine": 4.0}
+"""Longer than what `service.WATCH` allows, and for clients longer than their own pings."""
+
+
+class Cell(NamedTuple):
+    """One fault; SIGSTOP is followed by SIGCONT."""
+
+    signal: SignalName
+    target: Target
+    phase: Phase
+
+    @property
+    def name(self) -> str:
+        return "-".join(self)
+
+    @property
+    def number(self) -> signal.Signals:
+        return signal.Signals[self.signal]
+
+    @property
+    def long(self) -> bool:
+        """Whether a stop lasts longer than the daemon allows; every other one does."""
+        return (TARGETS.index(self.target) + PHASES.index(self.phase)) % 2 == 1
+
+    @property
+    def stop_s(self) -> float | None:
+        """Seconds until SIGCONT; None where the signal is no stop."""
+        if self.signal != "SIGSTOP":
+            return None
+        return (_LONG_STOP_S if self.long else _SHORT_STOP_S)[self.target]
+
+
+CELLS = [Cell(signal, target, phase) for signal in SIGNALS for target in TARGETS for phase in PHASES]
