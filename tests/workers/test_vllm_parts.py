@@ -287,6 +287,31 @@ async def test_a_vllm_that_cannot_be_imported_is_a_fault_of_the_configuration(
         await vllm_engine.VllmEngine(bad).start()
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("Engine core initialization failed."), "OutOfMemoryError: CUDA out of memory. Tried 2.00 GiB."),
+        (RuntimeError("Engine core initialization failed."), "ValueError: No available memory for the cache blocks."),
+        (RuntimeError("Engine core initialization failed."), "ValueError: 3 GiB KV cache is needed, more than 1 GiB."),
+        (OSError(12, "Cannot allocate memory"), ""),
+        (MemoryError(), ""),
+    ],
+)
+def test_no_memory_can_never_work_and_is_said_in_one_sentence(error: Exception, reason: str) -> None:
+    found = vllm_engine._start_error(error, reason, config(["cpu:0"]))
+    assert isinstance(found, ConfigError)
+    assert found.message.startswith("the model and its KV cache do not fit in memory: ")
+    assert "\n" not in str(found)
+
+
+def test_a_killed_engine_may_have_run_out_of_memory() -> None:
+    words = "Engine core initialization failed. Failed core proc(s): {'EngineCore_DP0': -9}"
+    found = vllm_engine._start_error(RuntimeError(words), "", config(["cpu:0"]))
+    assert isinstance(found, EngineError)
+    assert "memory ran out" in found.hint
+    assert "memory" not in vllm_engine._start_error(RuntimeError("boom"), "", config(["cpu:0"])).hint
+
+
 def test_the_tokenizer_is_the_one_that_raw_arguments_name() -> None:
     model_config = SimpleNamespace(tokenizer="org/tokenizer", tokenizer_revision="v2", trust_remote_code=True)
     assert vllm_engine.tokenizer_source(model_config) == vllm_engine.TokenizerSource("org/tokenizer", "v2", True)

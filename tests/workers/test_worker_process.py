@@ -23,6 +23,7 @@ import zmq.asyncio
 from pingpong_bus.chain import Agent, Chain, rendered_messages
 from pingpong_bus.codec import decode_worker_message, encode
 from pingpong_bus.messages import (
+    PROTOCOL_VERSION,
     AbortHop,
     Heartbeat,
     Hello,
@@ -129,7 +130,10 @@ class Supervisor:
         return self.process
 
     async def send(self, message: SupervisorMessage) -> None:
-        await self._socket.send_multipart([b"g0", encode(message)])
+        await self.send_frame(encode(message))
+
+    async def send_frame(self, frame: bytes) -> None:
+        await self._socket.send_multipart([b"g0", frame])
 
     async def receive(self, kind: type[T], **fields: object) -> T:
         """The next message of a kind with these fields; all on the way are kept in `messages`."""
@@ -369,6 +373,29 @@ async def test_reset_prefix_cache(supervisor: Supervisor) -> None:
     await supervisor.send(ResetPrefixCache(request=9))
     await supervisor.receive(PrefixCacheReset, request=9)
     assert await cached("c") == 0
+
+
+async def test_frames_that_make_no_sense_are_dropped_and_counted(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    hello = Hello(version=PROTOCOL_VERSION, worker="g0", pid=1, bell="")  # it goes the other way
+    for frame in (b"", b"garbage", encode(hello), encode(Welcome(version=99))):
+        await supervisor.send_frame(frame)
+    await supervisor.send(AbortHop(hop="h"))
+    await supervisor.receive(HopEnded, hop="h", state="aborted")
+    await supervisor.send(Stop())
+    assert await supervisor.exit_code() == 0
+    assert "4 frames made no sense" in supervisor.stderr
+    assert "3 frames" not in supervisor.stderr
+
+
+async def test_a_supervisor_of_another_version_ends_the_worker(supervisor: Supervisor) -> None:
+    await supervisor.spawn(supervisor.config())
+    await supervisor.receive(Hello)
+    await supervisor.send(Welcome(version=99))
+    failed = await supervisor.receive(WorkerFailed)
+    assert failed.code == "MessageError"
+    assert "99" in failed.message
+    assert await supervisor.exit_code() == 65
 
 
 async def test_a_chain_that_cannot_be_prepared_is_answered(supervisor: Supervisor) -> None:

@@ -29,8 +29,21 @@ _WARM_UP_TOKENS = 256
 _RESET_LIMIT_S = 2.0
 _REASON_CHARS = 300
 """How much of vLLM's own words an error repeats."""
-_START_FAILURES = (OSError, TypeError, ValueError, NotImplementedError, RuntimeError, AssertionError, ImportError)
+_START_FAILURES = (
+    OSError,
+    TypeError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+    AssertionError,
+    ImportError,
+    MemoryError,
+)
 """What vLLM raises when it does not start, or does not like its configuration."""
+_LOG_HINT = "The worker's log has the whole story."
+_KILLED = (": -9}", ": -9,")
+"""How vLLM says that a process of its own was killed as it started."""
+_KILLED_HINT = "It was killed: where the kernel did that, memory ran out; lower max_model_len or the KV cache's share."
 _OPTIONAL_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
 """What fails to be imported beside a torch that it was not built for; text models do without."""
 _IMPORT_HINT = f"If these do not fit the installed torch, remove them: pip uninstall {' '.join(_OPTIONAL_PACKAGES)}."
@@ -195,7 +208,7 @@ def _start_error(error: Exception, reason: str, config: WorkerConfig) -> Pingpon
         text = first["msg"].removeprefix("Value error, ")
         if first["loc"] and first["loc"][0] in config.engine_args:
             field = f"vllm.{first['loc'][0]}"
-    text = _shorten(text)
+    text = _shorten(text) or type(error).__name__
     if isinstance(error, ImportError) or any(name in text for name in _OPTIONAL_PACKAGES):
         return ConfigError(f"vLLM cannot be imported: {text}", hint=_IMPORT_HINT)
     if "memory" in text.lower() or "KV cache" in text:
@@ -205,7 +218,8 @@ def _start_error(error: Exception, reason: str, config: WorkerConfig) -> Pingpon
             hint="Lower max_model_len or the share of memory (VLLM_CPU_KVCACHE_SPACE, gpu_memory_utilization).",
         )
     if reason or isinstance(error, (RuntimeError, AssertionError)):
-        return EngineError(f"vLLM did not start: {text}", hint="The worker's log has the whole story.")
+        killed = any(mark in text for mark in _KILLED)
+        return EngineError(f"vLLM did not start: {text}", hint=_KILLED_HINT if killed else _LOG_HINT)
     if isinstance(error, OSError) or "repository" in text.lower():
         return ConfigError(
             f'the model "{config.model}" was not found: {text}',

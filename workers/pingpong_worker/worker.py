@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 import zmq
 import zmq.asyncio
 
-from pingpong_bus.codec import decode_supervisor_message, encode
-from pingpong_bus.errors import ConfigError, EngineError, EngineLost, PingpongError
+from pingpong_bus.codec import MAX_WORKER_BYTES, decode_supervisor_message, encode
+from pingpong_bus.errors import ConfigError, EngineError, EngineLost, MessageError, PingpongError
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
@@ -83,10 +83,12 @@ class Worker:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, (config.identity or config.name).encode())
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_WORKER_BYTES)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a supervisor that is busy must not stall tokens
         self._welcome = asyncio.Event()
         self._stop = asyncio.Event()
         self._serving: Serving | None = None
+        self._garbage_frames = 0
         self._requests: set[asyncio.Task[WorkerMessage]] = set()
 
     def stop(self) -> None:
@@ -172,13 +174,26 @@ class Worker:
     async def _receive(self) -> None:
         """Take messages until `Stop`."""
         while True:
-            message = decode_supervisor_message(await self._socket.recv())
+            frame = await self._socket.recv()
+            try:
+                message = decode_supervisor_message(frame)
+            except MessageError as error:
+                if not self._welcome.is_set():
+                    raise  # a supervisor of another version: nothing that it says later will be better
+                self._drop(error)
+                continue
             if isinstance(message, Stop):
                 return
             if isinstance(message, Welcome):
                 self._welcome.set()
             else:
                 self._handle(message)
+
+    def _drop(self, error: MessageError) -> None:
+        """Count a frame that makes no sense; the 1st, 2nd, 4th, 8th ... is logged."""
+        self._garbage_frames += 1
+        if self._garbage_frames & (self._garbage_frames - 1) == 0:
+            _log.warning("%d frames made no sense, the latest: %s", self._garbage_frames, error)
 
     def _handle(self, message: SupervisorMessage) -> None:
         serving = self._serving
