@@ -23,7 +23,7 @@ STOP_S = 60.0
 """An engine takes some seconds to shut down; a daemon that takes longer than this is killed."""
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 HASTE_S = 0.5
-"""After a failure, how long the daemon may drain before it is told to cancel what runs."""
+"""After a failure, how long the daemon may drain before it is told to stop at once."""
 
 
 class DaemonEnded(PingpongError):
@@ -38,7 +38,7 @@ async def local_daemon(
     runtime_dir: Path | None = None,
     on_event: Callable[[LogEvent], None] = lambda _: None,
 ) -> AsyncIterator[Path]:
-    """Run a daemon and yield its folder of sockets once all engines serve.
+    """Run a daemon and yield its folder of sockets once all engines serve. Its chains are kept only as long.
 
     SIGTERM or SIGHUP to this process ends the body like an interrupt, so that the daemon is stopped then too.
 
@@ -60,8 +60,8 @@ async def local_daemon(
         loop.add_signal_handler(number, task.cancel)
     try:
         with tempfile.TemporaryDirectory(prefix="pingpong-") as private:
-            folder = runtime_dir or Path(private)
-            async with _process(config, folder, flags, on_event):
+            folder = runtime_dir or Path(private) / "run"
+            async with _process(config, folder, Path(private) / "state", flags, on_event):
                 yield folder
     finally:
         for number in handled:
@@ -70,7 +70,7 @@ async def local_daemon(
 
 @asynccontextmanager
 async def _process(
-    config: Path, folder: Path, flags: Sequence[str], on_event: Callable[[LogEvent], None]
+    config: Path, folder: Path, state: Path, flags: Sequence[str], on_event: Callable[[LogEvent], None]
 ) -> AsyncIterator[None]:
     ready = asyncio.Event()
     last_lines: deque[str] = deque(maxlen=5)
@@ -79,7 +79,7 @@ async def _process(
         *("-m", "pingpongd", "--config", str(config), "--runtime-dir", str(folder), "--log-format", "json", *flags),
         stderr=asyncio.subprocess.PIPE,
         limit=2**22,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "STATE_DIRECTORY": str(state)},
         start_new_session=True,  # an interrupt at the terminal reaches us alone; we stop the daemon in our own time
     )
 

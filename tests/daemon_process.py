@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -58,9 +59,10 @@ def orphaned_segments() -> set[str]:
 
 
 def _is_ours(entry: Path) -> bool:
-    """Whether it belongs to this user: what others hold cannot be seen."""
+    """Whether it is a segment of this user's: what others hold cannot be seen, and a folder is a test's."""
     try:
-        return entry.lstat().st_uid == os.getuid()
+        found = entry.lstat()
+        return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
     except FileNotFoundError:
         return False
 
@@ -80,6 +82,8 @@ class DaemonProcess:
     def __init__(self, folder: Path, config: str, *arguments: str) -> None:
         self.folder = folder
         self.log = folder / "log"
+        if "state_dir" not in config:  # every daemon has its own
+            config = f'state_dir = "{folder / "state"}"\n{config}'
         (folder / "config.toml").write_text(config)
         self.socket = folder / "run" / "control.sock"
         with self.log.open("wb") as log:

@@ -158,8 +158,8 @@ class ChainRecord:
 
     @property
     def number(self) -> int:
-        """Its place in the order of acceptance."""
-        return self.job.number
+        """Its place in the order of acceptance, from 0."""
+        return self.job.number - 1
 
     @property
     def deadline_ns(self) -> int | None:

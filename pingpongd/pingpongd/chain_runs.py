@@ -334,7 +334,8 @@ class ChainRuns:
             if record.state.stage is Stage.RUNNING and phase is not Phase.YIELDING:
                 now = record.since_submission_ms(time.monotonic_ns())
                 agent.resumed.append(ResumeEntry(at_ms=now, tokens=count, worker=group, why=why))
-            self.apply(record, Lost(index, written=count > 0))
+            # A log that was closed is whole, even where it is empty; what is left is to say so.
+            self.apply(record, Lost(index, written=count > 0 or log is LogState.CLOSED))
 
     def _take_output(self, record: ChainRecord, index: int, upto: int, text: str) -> None:
         """Take the ids up to `upto` from the agent's log, with the text that goes with them."""

@@ -146,7 +146,7 @@ class Chains:
         self._check_options(request, limits[0].sessions)
         reads, number = _reads(request.chain), self._count
         # Placement is asked once now, so that what cannot be placed is refused, and again when the chain starts.
-        place(chain_shape(reads, prepared), request.options.mode, fleet.views(), number, request.options.group)
+        place(chain_shape(reads, prepared), request.options.mode, fleet.views(), number - 1, request.options.group)
         self._count += 1
         job = Job(
             chain=_with_seeds(request.chain),

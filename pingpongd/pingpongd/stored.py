@@ -29,7 +29,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The engines' model: the prompts are tokenized for it, and no other can run them."""
     number: int
-    """Chains are numbered in the order of their acceptance."""
+    """Chains are numbered from 1, in the order of their acceptance."""
     submitted_at: float
     """Seconds since the epoch; shown to people, and the base of deadlines and ages across restarts."""
     key: str = ""

@@ -161,7 +161,7 @@ class FakeStore:
 
     @property
     def next_number(self) -> int:
-        return len(self.jobs)
+        return len(self.jobs) + 1
 
     def live(self) -> list[LiveChain]:
         found = []
