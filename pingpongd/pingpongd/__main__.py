@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import sys
 from importlib.metadata import version
@@ -71,15 +72,16 @@ def _add_common(parser: argparse.ArgumentParser, default: str | None) -> None:
     parser.add_argument("--instance", default=default, help="name of this daemon, over the file's")
 
 
-def _find_config() -> Path:
-    """The configuration that is used where none is named."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    candidates = [home / "pingpongd" / "config.toml", Path("/etc/pingpongd/config.toml")]
+def _find_config(instance: str | None) -> Path:
+    """The configuration that is used where none is named: the instance's own, if it has one."""
+    folders = [Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pingpongd", Path("/etc/pingpongd")]
+    names = [f"{instance}.toml", "config.toml"] if instance else ["config.toml"]
+    candidates = [folder / name for name in names for folder in folders]
     for candidate in candidates:
         if candidate.is_file():
             return candidate
     raise ConfigError(
-        f"no configuration is named and there is neither {candidates[0]} nor {candidates[1]}.",
+        f"no configuration is named and there is neither {' nor '.join(map(str, candidates))}.",
         hint="Name one with --config; examples/cpu.toml is one.",
     )
 
@@ -87,7 +89,7 @@ def _find_config() -> Path:
 def _load(options: argparse.Namespace) -> DaemonConfig:
     names = ("model", "instance", "runtime_dir", "log_level")
     given: dict[str, Any] = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return load_config(options.config or _find_config(), given)
+    return load_config(options.config or _find_config(options.instance), given)
 
 
 def main() -> int:
@@ -104,6 +106,7 @@ def main() -> int:
             case _:
                 config = _load(options)
                 set_up_logging(config.log_level, options.log_format)
+                faulthandler.enable()  # where it stood when the watchdog's SIGABRT, or a fault, ended it
                 run_daemon(config, lambda: _load(options))
     except PingpongError as error:
         sys.stderr.write(f"pingpongd: {error}\n")

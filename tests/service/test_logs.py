@@ -1,0 +1,113 @@
+"""Log lines: form, level, priority; and the limit on how many there are."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pingpongd.logs import RateLimit, to_journal
+
+LOGGING = """
+import os, sys, structlog
+from pingpongd.logs import set_level, set_up_logging
+if sys.argv[1] == "journal":
+    status = os.fstat(2)
+    os.environ["JOURNAL_STREAM"] = f"{status.st_dev}:{status.st_ino}"
+set_up_logging("warning", "json")
+log = structlog.get_logger()
+log.info("held back")
+log.warning("careful", why="two\\nlines")
+set_level("debug")
+log.debug("small")
+log.info("seen")
+try:
+    raise ValueError("wrong")
+except ValueError:
+    log.exception("failed")
+log.critical("over")
+"""
+
+
+def logged(where: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", LOGGING, where], capture_output=True, text=True, check=True)
+    return done.stderr.splitlines()
+
+
+def test_each_line_is_json_and_the_level_can_change() -> None:
+    lines = [json.loads(line) for line in logged("elsewhere")]
+    assert [(line["event"], line["level"]) for line in lines] == [
+        ("careful", "warning"),
+        ("small", "debug"),
+        ("seen", "info"),
+        ("failed", "error"),
+        ("over", "critical"),
+    ]
+    assert "ValueError: wrong" in lines[3]["exception"]
+
+
+def test_the_journal_gets_priorities() -> None:
+    lines = logged("journal")
+    assert [line[:3] for line in lines] == ["<4>", "<7>", "<6>", "<3>", "<2>"]
+    assert [json.loads(line[3:])["event"] for line in lines] == ["careful", "small", "seen", "failed", "over"]
+
+
+def test_the_journal_is_known_by_its_inode(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        status = os.fstat(stream.fileno())
+        assert to_journal(stream, {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"})
+        assert not to_journal(stream, {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino + 1}"})
+        assert not to_journal(stream, {"JOURNAL_STREAM": "nonsense"})
+        assert not to_journal(stream, {})
+    assert not to_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_limit_counts_what_it_holds_back() -> None:
+    clock = Clock()
+    limit = RateLimit(0.5, clock, burst=2)
+    assert [limit.pass_through("garbage", 1000) for _ in range(5)] == [0, 0, None, None, None]
+    assert limit.pass_through("garbage", 1001) == 0  # another key
+    clock.now = 1.9
+    assert limit.pass_through("garbage", 1000) is None
+    clock.now = 2.1
+    assert limit.pass_through("garbage", 1000) == 4
+    clock.now = 1000.0
+    assert [limit.pass_through("garbage", 1000) for _ in range(3)] == [0, 0, None]
+
+
+@given(st.lists(st.floats(0, 3), min_size=1, max_size=200), st.floats(0.1, 5), st.integers(1, 5))
+def test_a_limit_is_kept_and_forgets_nothing(pauses: list[float], per_s: float, burst: int) -> None:
+    clock = Clock()
+    limit = RateLimit(per_s, clock, burst=burst)
+    answers = []
+    for pause in pauses:
+        clock.now += pause
+        answers.append(limit.pass_through("key"))
+    passed = [answer for answer in answers if answer is not None]
+    assert answers[0] == 0
+    assert len(passed) <= burst + clock.now * per_s + 1e-6
+    held_since = len(answers) - 1 - max(index for index, answer in enumerate(answers) if answer is not None)
+    assert sum(passed) + len(passed) + held_since == len(pauses)
+
+
+@pytest.mark.parametrize("keys", [10_000])
+def test_strangers_cannot_fill_memory_with_keys(keys: int) -> None:
+    limit = RateLimit(1, Clock())
+    for key in range(keys):
+        assert limit.pass_through(key) == 0
+    assert len(limit._buckets) <= 1024
