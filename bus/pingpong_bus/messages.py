@@ -424,8 +424,11 @@ class Attach(_Tagged, frozen=True):
 
 
 class ListChains(_Tagged, frozen=True):
+    """The latest chains; answered by `ChainList`, the latest last."""
+
     request: int
     version: int
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
 
 
 class GetStatus(_Tagged, frozen=True):

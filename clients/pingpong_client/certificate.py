@@ -49,6 +49,8 @@ class RunCertificate(msgspec.Struct, frozen=True, kw_only=True):
     read_ahead_ms: float | None
     equal: bool
     agents: list[AgentCertificate]
+    resumed: bool = False
+    """One of the two was cut off and went on, so the pair is compared like others, and is no proof."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +71,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     cache: Literal["isolated"] = "isolated"
     """Every hop had a cache salt of its own: no run found anything of another in a prefix cache."""
     runs: list[RunCertificate]
+    resumed_pairs: int = 0
+    """Pairs that are no proof, whatever the verdict: a worker or the daemon was lost under a run, which went on."""
 
     def check(self) -> None:
         """Do nothing if all runs are equal.
@@ -100,6 +104,10 @@ def compare_runs(serial: ChainResult, read_ahead: ChainResult) -> RunCertificate
         read_ahead_ms=read_ahead.e2e_ms,
         equal=all(agent.equal for agent in agents),
         agents=agents,
+        resumed=any(
+            result.resumed or any(agent.resumed or agent.attempt > 1 for agent in result.agents)
+            for result in (serial, read_ahead)
+        ),
     )
 
 
@@ -154,8 +162,12 @@ def certificate_lines(certificate: Certificate, width: int | None = None) -> lis
         ]
         headers = ["agent", "prompt", "prompt sha256", "output", "output sha256", "verdict"]
         lines += format_table(headers, rows, right=(1, 3), width=width)
+        if run.resumed:
+            lines.append("a run was cut off and went on: no proof")
         lines += [f"{agent.agent}: {describe(agent.difference)}" for agent in run.agents if agent.difference]
     lines += ["", f"verdict    {certificate.verdict}: {certificate.equal_pairs} of {certificate.pairs} runs equal"]
+    if certificate.resumed_pairs:
+        lines.append(f"no proof   {certificate.resumed_pairs} of {certificate.pairs} runs were cut off and went on")
     return lines
 
 

@@ -1,8 +1,8 @@
 """The command line: ``pingpong-client COMMAND``.
 
 Exit codes: 0 fine, 1 the chain failed or is not known, 2 usage, 3 not equal, 65 bad data, 69 no daemon (or it takes no
-work now), 70 a fault inside, 74 the output cannot be written, 78 bad configuration, 130 interrupted, 141 the reader of
-the output has gone, 143 terminated.
+work now), 70 a fault inside, 74 the output or the chain store cannot be written, 78 bad configuration, 129 the terminal
+was closed, 130 interrupted, 141 the reader of the output has gone, 143 terminated.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from pingpong_bus.errors import PingpongError, UsageError
-from pingpong_client.client import AsyncClient
-from pingpong_client.commands import attach, cancel, result, schema, status, submit, verify
+from pingpong_client.client import RECONNECT_S, AsyncClient
+from pingpong_client.commands import attach, cancel, drain, forget, result, schema, status, submit, verify
 from pingpong_client.commands import list as list_chains
+from pingpong_client.commands.arguments import seconds
 from pingpong_client.commands.context import Command, Context
 
 COMMANDS: dict[str, Command] = {
@@ -32,12 +33,22 @@ COMMANDS: dict[str, Command] = {
     "list": list_chains,
     "status": status,
     "cancel": cancel,
+    "forget": forget,
+    "drain": drain,
     "schema": schema,
 }
 OUTPUT_LOST = 74
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-TERMINATED = 143
+_SIGNALLED = 128
+
+
+class _EndedBySignal(BaseException):
+    """A signal has ended the command."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.exit_code = _SIGNALLED + number
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdin.buffer,
             sys.stdout,
             sys.stderr,
-            connect=lambda: AsyncClient(args.socket, instance=args.instance),
+            connect=lambda: AsyncClient(args.socket, instance=args.instance, reconnect_s=args.reconnect),
         )
         return asyncio.run(_run(COMMANDS[args.command], context))
     except PingpongError as error:
@@ -65,8 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except asyncio.CancelledError:
-        return TERMINATED
+    except _EndedBySignal as ended:
+        return ended.exit_code
     except BrokenPipeError:
         _drop_output()
         return BROKEN_PIPE
@@ -89,11 +100,12 @@ def build_parser() -> argparse.ArgumentParser:
         prog="pingpong-client", description="Run chains of agents on a pingpongd daemon.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"pingpong-client {version('pingpongd')}")
-    _add_daemon_options(parser, default=None)
+    _add_daemon_options(parser)
+    parser.set_defaults(socket=None, instance=None, reconnect=RECONNECT_S)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         sub = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
-        _add_daemon_options(sub, default=argparse.SUPPRESS)
+        _add_daemon_options(sub)
         command.add_arguments(sub)
     return parser
 
@@ -106,16 +118,37 @@ def _open_closed_streams() -> None:
 
 
 async def _run(command: Command, context: Context) -> int:
+    """Run a command; SIGTERM and a terminal that is closed end it like Ctrl-C, so that it can leave in order."""
+    received: list[signal.Signals] = []
     task = asyncio.current_task()
-    if task is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await command.run(context)
+    assert task is not None  # noqa: S101 - it is a coroutine's
+
+    def end(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+    try:
+        return await command.run(context)
+    except asyncio.CancelledError:
+        if received:
+            raise _EndedBySignal(received[0]) from None
+        raise
 
 
-def _add_daemon_options(parser: argparse.ArgumentParser, *, default: str | None) -> None:
+def _add_daemon_options(parser: argparse.ArgumentParser) -> None:
+    """Without defaults: those of a command would overwrite what stands before its name."""
+    absent = argparse.SUPPRESS
     parser.add_argument(
-        "--socket", metavar="PATH", default=default, help="the daemon's control socket, or the folder that holds it"
+        "--socket", metavar="PATH", default=absent, help="the daemon's control socket, or the folder that holds it"
     )
+    parser.add_argument("--instance", metavar="NAME", default=absent, help="the daemon's instance, instead of --socket")
     parser.add_argument(
-        "--instance", metavar="NAME", default=default, help="the daemon's instance, instead of --socket"
+        "--reconnect",
+        metavar="SECONDS",
+        type=seconds,
+        default=absent,
+        help=f"how long a daemon that has gone is waited for while a chain is followed (default: {RECONNECT_S:g})",
     )

@@ -252,9 +252,11 @@ class AsyncClient:
             self._following.setdefault(result.id, Following.of_result(result))
         return result
 
-    async def list(self) -> Summaries:
-        """All chains that the daemon remembers."""
-        reply = await self._ask(lambda number: ListChains(request=number, version=PROTOCOL_VERSION), ChainList)
+    async def list(self, limit: int = 100) -> Summaries:
+        """The latest chains that the daemon remembers, at most `limit` (1 to 10,000), the latest last."""
+        reply = await self._ask(
+            lambda number: ListChains(request=number, version=PROTOCOL_VERSION, limit=limit), ChainList
+        )
         return reply.chains
 
     async def status(self) -> StatusReply:

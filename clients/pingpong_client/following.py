@@ -136,8 +136,8 @@ class Following:
         first_character = event.data.get("first_character")
         if first_character is None:
             if first_index < given.ids:
-                # Text and tokens do not split at the same places: of one that is new in part, a snapshot has the rest.
-                self.stale = first_index + len(ids) > given.ids
+                # Text and tokens do not split at the same places: only a snapshot tells what of the text is new.
+                self.stale = True
                 return []
             first_character = given.characters
         if first_index > given.ids or first_character > given.characters:

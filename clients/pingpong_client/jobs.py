@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,6 +15,12 @@ from pingpong_bus.messages import ChainResult, Mode, SubmitOptions
 from pingpong_client.chain_file import load_chain
 from pingpong_client.client import AsyncClient
 
+MAX_PRIORITY = 100
+MAX_DEADLINE_S = 31_536_000
+"""Of `SubmitOptions`."""
+
+_LINE_HINT = "A line has chain or path, and may have inputs, mode, priority and deadline_s."
+
 
 class Job(msgspec.Struct, frozen=True):
     """One line's work."""
@@ -23,7 +29,14 @@ class Job(msgspec.Struct, frozen=True):
     """From 1."""
     chain: Chain
     inputs: dict[str, str]
-    mode: Mode | None
+    mode: Mode | None = None
+    priority: int | None = None
+    deadline_s: float | None = None
+
+    def options(self, common: SubmitOptions) -> SubmitOptions:
+        """The options of all lines, with this line's own in their place."""
+        own = {"mode": self.mode, "priority": self.priority, "deadline_s": self.deadline_s}
+        return msgspec.structs.replace(common, **{name: value for name, value in own.items() if value is not None})
 
 
 class _JobLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +44,8 @@ class _JobLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = ""
     inputs: dict[str, str] = {}
     mode: Mode | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_S)] | None = None
 
 
 class JobOutcome(msgspec.Struct, frozen=True):
@@ -106,9 +121,8 @@ async def run_jobs(
 
 
 async def _run_job(client: AsyncClient, job: Job, options: SubmitOptions, running: set[str]) -> JobOutcome:
-    chosen = msgspec.structs.replace(options, mode=job.mode) if job.mode is not None else options
     try:
-        chain = await client.submit(job.chain, job.inputs, chosen, follow=True)
+        chain = await client.submit(job.chain, job.inputs, job.options(options), follow=True)
     except PingpongError as error:
         if isinstance(error, DaemonUnavailable) and not isinstance(error, Overloaded):
             raise
@@ -128,7 +142,7 @@ def _parse_line(number: int, line: bytes, folder: Path, given: Mapping[str, str]
     except UnicodeDecodeError as error:
         raise ChainError(f"it is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}.") from None
     except msgspec.ValidationError as error:
-        raise ChainError(f"{error}.", hint="A line has chain or path, and may have inputs and mode.") from None
+        raise ChainError(f"{error}.", hint=_LINE_HINT) from None
     except msgspec.DecodeError as error:
         raise ChainError(f"it is not JSON: {error}.", hint="Write one JSON object a line.") from None
     inline = bytes(parsed.chain)
@@ -138,4 +152,4 @@ def _parse_line(number: int, line: bytes, folder: Path, given: Mapping[str, str]
     common = {name: value for name, value in given.items() if name in chain.inputs}
     inputs = common | parsed.inputs
     resolve_inputs(chain, inputs)
-    return Job(number, chain, inputs, parsed.mode)
+    return Job(number, chain, inputs, parsed.mode, parsed.priority, parsed.deadline_s)

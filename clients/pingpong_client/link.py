@@ -66,16 +66,18 @@ class DaemonLink:
         async with self._connecting:
             if self._connection is not None and self._connection.error is None:
                 return self._connection
-            self._closing.clear()
             await self._drop()
             connection = Connection(self._transport(), timeout_s=self._timeout_s, ping_s=self._ping_s)
             await connection.open()
             self._connection = connection
+            if self._heard_s is None:
+                self._heard_s = time.monotonic()
             return connection
 
     async def close(self) -> None:
         """Drop the connection, and end what waits for a new one."""
         self._closing.set()
+        self._closing = asyncio.Event()  # of those that wait from now on
         await self._drop()
 
     async def persist(self, work: Callable[[Connection], Awaitable[T]], *, hint: str = START_HINT) -> T:
@@ -103,22 +105,25 @@ class DaemonLink:
         """
         if isinstance(error, ConnectionClosed) or self._reconnect_s <= 0:
             raise error
+        closing = self._closing
         async with self._restoring:  # whoever else waits finds it done
             heard_s = self._last_heard_s()
             if heard_s is None:
                 raise error
+            if closing.is_set():
+                raise ConnectionClosed(self._peer)
             if await self._answers():
                 return
             try:
                 async with asyncio.timeout(max(heard_s + self._reconnect_s - time.monotonic(), 0.0)):
-                    await self._wait_for_daemon()
+                    await self._wait_for_daemon(closing)
             except TimeoutError:
                 raise DaemonUnavailable(
                     f"the daemon at {self._peer} has gone and did not come back within {self._reconnect_s:g} s.",
                     hint=hint,
                 ) from None
 
-    async def _wait_for_daemon(self) -> None:
+    async def _wait_for_daemon(self, closing: asyncio.Event) -> None:
         self._away = True
         self._on_away(True)
         try:
@@ -126,7 +131,7 @@ class DaemonLink:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay_s):
-                        await self._closing.wait()
+                        await closing.wait()
                         raise ConnectionClosed(self._peer)
                 with contextlib.suppress(DaemonUnavailable):
                     await self.connected()

@@ -18,6 +18,7 @@ from pingpong_client.progress import AgentProgress, ChainProgress, count_phases
 from pingpong_client.table import clean, clip, clip_left
 
 FRAME_S = 0.1
+AWAY = "the daemon is away, waiting for it to come back"
 _NAME_CELLS = 16
 _PHASE_CELLS = 28
 _RATE_CELLS = 11
@@ -59,13 +60,15 @@ class SilentView:
 class PlainView:
     """Writes each agent's text once it is complete, in the order in which agents finish.
 
-    An agent of which events were lost is left out; `shown` names those that were written.
+    An agent of which events were lost is left out; `shown` names those that were written. One that has to begin again
+    after that is written again, with the number of its attempt.
     """
 
     def __init__(self, progress: ChainProgress, stream: TextIO) -> None:
         self._progress = progress
         self._stream = stream
         self.shown: set[str] = set()
+        self._void: set[str] = set()
 
     async def __aenter__(self) -> None:
         for agent in self._progress.agents:
@@ -76,13 +79,17 @@ class PlainView:
         pass
 
     def show(self, event: ChainEvent) -> None:
-        if event.kind == "agent_finished" and (agent := self._progress.agent(event.agent)) is not None:
+        if event.kind == "agent_restarted" and event.agent in self.shown:
+            self.shown.discard(event.agent)
+            self._void.add(event.agent)
+        elif event.kind == "agent_finished" and (agent := self._progress.agent(event.agent)) is not None:
             self._write(agent)
 
     def _write(self, agent: AgentProgress) -> None:
         if agent.name not in self.shown and agent.has_all_text:
             self.shown.add(agent.name)
-            self._stream.write(agent_block(agent.name, agent.text))
+            name = f"{agent.name}, attempt {agent.attempt}" if agent.name in self._void else agent.name
+            self._stream.write(agent_block(name, agent.text))
             self._stream.flush()
 
 
@@ -90,10 +97,19 @@ class LiveView:
     """Redraws one line per agent, at most ten times a second, and takes them away at the end."""
 
     def __init__(
-        self, progress: ChainProgress, console: Console, *, clock: Callable[[], float] = time.monotonic
+        self,
+        progress: ChainProgress,
+        console: Console,
+        *,
+        away_s: Callable[[], float | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Args:
+        away_s: for how many seconds the daemon has been away; None while it is there.
+        """
         self._progress = progress
         self._console = console
+        self._away_s = away_s
         self._clock = clock
         self._start = clock()
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
@@ -116,22 +132,26 @@ class LiveView:
     async def _tick(self) -> None:
         while True:
             elapsed = self._clock() - self._start
-            frame = render(self._progress, self._console.width, self._console.height, elapsed)
+            frame = render(self._progress, self._console.width, self._console.height, elapsed, away_s=self._away_s())
             self._live.update(frame, refresh=True)
             await asyncio.sleep(FRAME_S)
 
 
-def render(progress: ChainProgress, width: int, height: int, elapsed_s: float) -> Group:
+def render(progress: ChainProgress, width: int, height: int, elapsed_s: float, *, away_s: float | None = None) -> Group:
     """One frame: a headline, then one line per agent, as many as the screen takes.
 
     Args:
         width, height: of the screen, in cells.
+        away_s: for how many seconds the daemon has been away; None while it is there.
     """
     facts = [progress.placement or progress.state, f"{elapsed_s:.1f} s"]
     headline = f"{clean(progress.name, lines=False)}  {'  '.join(facts)}"
     lines = [Text(clip(headline, width), style="bold", no_wrap=True)]
     agents = progress.agents
     room = max(height - 3, 1)
+    if away_s is not None:
+        lines.append(Text(clip(f"{AWAY} ({away_s:.0f} s)", width), style="red", no_wrap=True))
+        room = max(room - 1, 1)
     if len(agents) > room:
         first = next((at for at, agent in enumerate(agents) if agent.phase in ("reading", "writing", "waiting")), 0)
         first = max(min(first, len(agents) - room), 0)
@@ -173,4 +193,8 @@ def _phase(agent: AgentProgress) -> str:
         return f"writing {agent.written:,} tokens"
     if agent.phase == "finished":
         return f"finished {agent.written:,} tokens"
+    if agent.phase == "waiting" and agent.written:
+        return f"resuming at {agent.written:,} tokens"
+    if agent.phase == "waiting" and agent.attempt > 1:
+        return f"waiting, attempt {agent.attempt}"
     return agent.phase

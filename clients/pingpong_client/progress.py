@@ -29,6 +29,10 @@ class AgentProgress:
     received: int = 0
     """Output tokens whose events have come."""
     text: str = ""
+    attempt: int = 1
+    """Raised where it had to begin again."""
+    resumed: int = 0
+    """Workers that it has outlived."""
     opened_ms: float | None = None
     first_token_ms: float | None = None
     last_ms: float | None = None
@@ -116,7 +120,17 @@ def count_phases(agents: Iterable[AgentProgress], phase: Phase) -> int:
 
 def _apply_to_agent(agent: AgentProgress, event: ChainEvent) -> None:
     data = event.data
-    if event.kind == "opened":
+    agent.attempt = max(agent.attempt, event.attempt)
+    if event.kind == "agent_restarted":
+        agent.phase = "waiting"
+        agent.text, agent.worker = "", ""
+        agent.read = agent.prompt_tokens = agent.written = agent.received = 0
+        agent.opened_ms = agent.first_token_ms = agent.last_ms = None
+    elif event.kind == "agent_resumed":
+        agent.phase = "waiting"
+        agent.resumed += 1
+        agent.read = 0
+    elif event.kind == "opened":
         agent.phase = "reading"
         agent.worker = data.get("worker", "")
         agent.prompt_tokens = data.get("prompt_tokens", 0)
@@ -130,7 +144,9 @@ def _apply_to_agent(agent: AgentProgress, event: ChainEvent) -> None:
     elif event.kind == "writing":
         agent.phase = "writing"
         agent.read = agent.prompt_tokens
-        agent.first_token_ms = agent.last_ms = event.at_ms
+        agent.last_ms = event.at_ms
+        if agent.first_token_ms is None:  # of a resumed agent the first token is long since there
+            agent.first_token_ms = event.at_ms
         agent.written = max(agent.written, 1)
     elif event.kind == "tokens":
         agent.text += data.get("text", "")
@@ -154,6 +170,8 @@ def _agent_of(result: AgentResult) -> AgentProgress:
         written=result.output_tokens,
         received=result.output_tokens,
         text=result.text,
+        attempt=result.attempt,
+        resumed=len(result.resumed),
         opened_ms=result.opened_ms,
         first_token_ms=result.first_token_ms,
         last_ms=result.last_token_ms if writes else (result.appends[-1].at_ms if sent else None),

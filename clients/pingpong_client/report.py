@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pingpong_bus.messages import ChainResult, ChainSummary, StatusReply
+from pingpong_bus.messages import (
+    AgentResult,
+    ChainResult,
+    ChainSummary,
+    StatusReply,
+    StoreStatus,
+    WorkerStatus,
+)
 from pingpong_client.live import agent_block
 from pingpong_client.table import clean, format_table, milliseconds, number
 
@@ -32,7 +39,7 @@ def result_table(result: ChainResult, width: int | None = None) -> list[str]:
     ]
     headers = ["agent", "worker", "prompt", "cached", "output", "TTFT ms", "total ms", "finish"]
     lines = format_table(headers, rows, right=range(2, 7), width=width)
-    notes = [f"{agent.name}: {clean(agent.note, lines=False)}" for agent in result.agents if agent.note]
+    notes = [f"{agent.name}: {clean(note, lines=False)}" for agent in result.agents for note in _notes(agent)]
     return [*lines, *notes, _ending(result)]
 
 
@@ -44,8 +51,12 @@ def status_lines(status: StatusReply, width: int | None = None) -> list[str]:
         f"pid {status.pid}, up {duration(status.uptime_s)}",
         f"slots: {status.slots_free} of {status.slots_total} free, {number(status.slot_capacity)} tokens each",
         f"chains: {chains}",
-        "",
     ]
+    if status.store is not None:
+        lines.append(_store_line(status.store))
+    if refused := ", ".join(f"{count:,} on {socket}" for socket, count in status.refused_frames.items() if count):
+        lines.append(f"refused frames: {refused}")
+    lines.append("")
     rows = [
         [
             worker.name,
@@ -60,7 +71,8 @@ def status_lines(status: StatusReply, width: int | None = None) -> list[str]:
         for worker in status.workers
     ]
     headers = ["worker", "devices", "state", "pid", "hops", "written", "RSS MiB", "engine"]
-    return [*lines, *format_table(headers, rows, right=range(3, 7), width=width)]
+    troubles = [trouble for worker in status.workers for trouble in _troubles(worker)]
+    return [*lines, *format_table(headers, rows, right=range(3, 7), width=width), *troubles]
 
 
 def list_lines(chains: Sequence[ChainSummary], width: int | None = None) -> list[str]:
@@ -95,12 +107,43 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
 
 
+def _notes(agent: AgentResult) -> Iterable[str]:
+    """What is worth telling of an agent beside its figures."""
+    if agent.attempt > 1:
+        yield f"restarted with the daemon, this is attempt {agent.attempt}"
+    for entry in agent.resumed:
+        why = f": {entry.why}" if entry.why else ""
+        yield f"resumed at {milliseconds(entry.at_ms)} ms, {number(entry.tokens)} tokens kept from {entry.worker}{why}"
+    if agent.note:
+        yield agent.note
+
+
+def _troubles(worker: WorkerStatus) -> Iterable[str]:
+    """What has befallen a worker since the daemon's start."""
+    if worker.restarts or worker.failure:
+        times = "once" if worker.restarts == 1 else f"{worker.restarts} times"
+        facts = [f"replaced {times}"] if worker.restarts else []
+        facts += [f"the last one: {worker.failure}"] if worker.failure else []
+        yield clean(f"{worker.name}: {', '.join(facts)}", lines=False)
+
+
+def _store_line(store: StoreStatus) -> str:
+    line = f"store: {store.path}, {number(store.chains)} chains, {store.bytes / 2**20:,.1f} MiB"
+    if store.pending:
+        line += f", {number(store.pending)} changes not on disk yet"
+    if store.error:
+        line += f"; it cannot be written: {store.error}"
+    return clean(line, lines=False)
+
+
 def _ending(result: ChainResult) -> str:
     facts = [f"{result.id}: {result.state}"]
     if result.e2e_ms is not None:
         facts.append(f"E2E {milliseconds(result.e2e_ms)} ms")
     if result.placement:
         facts.append(f"{result.placement} ({result.why})" if result.why else result.placement)
+    if result.resumed:
+        facts.append("resumed")
     if result.error and result.error != result.state:
         facts.append(result.error)
     return clean(", ".join(facts), lines=False)

@@ -128,9 +128,9 @@ class Client:
         """See `AsyncClient.attach`."""
         return self._do(self._client.attach(chain))
 
-    def list(self) -> Summaries:
+    def list(self, limit: int = 100) -> Summaries:
         """See `AsyncClient.list`."""
-        return self._do(self._client.list())
+        return self._do(self._client.list(limit))
 
     def status(self) -> StatusReply:
         """See `AsyncClient.status`."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
+import msgspec
+
 from pingpong_bus.chain import Chain
-from pingpong_bus.errors import ChainError
+from pingpong_bus.errors import PingpongError, UsageError
 from pingpong_bus.messages import ChainResult, Mode, SessionKind, StatusReply, SubmitOptions
 from pingpong_client.certificate import Certificate, RunCertificate, compare_runs
 from pingpong_client.client import AsyncClient, finished
@@ -27,41 +29,59 @@ async def verify(
         on_progress: is told the number of the run, from 1, and the mode, before each.
 
     Raises:
-        ChainError: the chain is off, or samples without a seed, so that no two runs are alike.
+        ChainError: the chain is off.
+        UsageError: the daemon has one device group, and reading ahead takes two.
         ChainFailed: a run did not finish.
         DaemonUnavailable, Overloaded: the daemon is not there, or refuses a mode.
+        PingpongError: the daemon does not say which seed it gave to an agent without one.
     """
-    check_repeatable(chain)
     status = await client.status()
+    _check_groups(status)
     pairs: list[RunCertificate] = []
     sessions: list[str | None] = []
     for run in range(1, runs + 1):
         results: list[ChainResult] = []
         modes: tuple[Mode, Mode] = ("serial", "ping-pong")
+        seeded = chain
         for mode in modes:
             if on_progress is not None:
                 on_progress(run, mode)
             options = SubmitOptions(mode=mode, isolate=True, session=session)
-            ended = await client.run(chain, inputs, options)
+            ended = await client.run(seeded, inputs, options)
             results.append(finished(await client.result(ended.id, prompt_ids=True)))
+            seeded = with_seeds(chain, results[0])
         pairs.append(compare_runs(*results))
         sessions += [agent.session for result in results for agent in result.agents]
     return _certificate(chain, status, pairs, sessions)
 
 
-def check_repeatable(chain: Chain) -> None:
-    """Refuse a chain whose runs differ by chance.
+def with_seeds(chain: Chain, result: ChainResult) -> Chain:
+    """The chain with the seeds that the daemon gave to its agents in a run: drawn by chance, and then repeated.
 
     Raises:
-        ChainError: an agent samples without a seed.
+        PingpongError: the result does not say what an agent was sampled with.
     """
-    for index, agent in enumerate(chain.agents):
-        if agent.temperature > 0 and agent.seed is None:
-            raise ChainError(
-                f'the agent "{agent.name}" samples without a seed, so no two runs are alike.',
-                field=f"agents[{index}].seed",
-                hint="Give it a seed, or temperature 0.",
-            )
+    agents = []
+    for agent, ran in zip(chain.agents, result.agents, strict=True):
+        seed = agent.seed
+        if agent.temperature > 0 and seed is None:
+            seed = ran.seed
+            if seed is None:
+                raise PingpongError(
+                    f'the daemon does not say which seed it gave to the agent "{agent.name}".',
+                    hint="Give it a seed, or temperature 0.",
+                )
+        agents.append(msgspec.structs.replace(agent, seed=seed))
+    return msgspec.structs.replace(chain, agents=agents)
+
+
+def _check_groups(status: StatusReply) -> None:
+    names = [worker.name for worker in status.workers]
+    if len(names) < 2:
+        raise UsageError(
+            f"verify reads ahead on a second device group, and the daemon has {', '.join(names) or 'none'} alone.",
+            hint="Configure another group.",
+        )
 
 
 def _certificate(
@@ -81,6 +101,7 @@ def _certificate(
         dtypes=_distinct(limit.dtype for limit in limits),
         sessions=_distinct(sessions),
         runs=pairs,
+        resumed_pairs=sum(pair.resumed for pair in pairs),
     )
 
 

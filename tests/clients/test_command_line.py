@@ -106,6 +106,13 @@ async def test_no_daemon_is_69(words, tmp_path):
         ["result"],
         ["status", "--instance", "red"],
         ["submit"],
+        ["submit", "x", "--priority", "101"],
+        ["submit", "x", "--deadline", "0"],
+        ["submit", "x", "--deadline", "nan"],
+        ["list", "--limit", "0"],
+        ["list", "--limit", "10001"],
+        ["forget"],
+        ["drain", "--timeout", "-1"],
     ],
 )
 async def test_usage_is_2(words, tmp_path):
@@ -125,15 +132,23 @@ async def test_a_chain_over_the_real_socket(serving, chain_file, tmp_path):
         assert json.loads(out)["state"] == "finished"
 
 
-async def test_the_daemon_goes_away_under_a_running_chain(serving, daemon, chain_file, tmp_path, until):
+@pytest.mark.parametrize(("reconnect", "says"), [("0", "went away."), ("0.5", "pingpong-client attach c0")])
+async def test_the_daemon_goes_away_under_a_running_chain(
+    serving, daemon, chain_file, tmp_path, until, reconnect, says
+):
     daemon.hold = True
     async with serving(tmp_path / "control.sock") as router:
-        process = await start("submit", str(chain_file), socket=tmp_path)
+        process = await start("submit", str(chain_file), "--reconnect", reconnect, socket=tmp_path)
         await until(lambda: daemon.requests)
         router.close(linger=0)
         code, _, err = await finish(process)
     assert code == 69
-    assert one_sentence(err)
+    *notes, last = err.splitlines(keepends=True)
+    assert one_sentence(last)
+    assert says in last
+    assert notes == (
+        [] if reconnect == "0" else ["pingpong-client: the daemon is away, waiting for it to come back.\n"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,6 +157,8 @@ async def test_the_daemon_goes_away_under_a_running_chain(serving, daemon, chain
         (signal.SIGINT, [], 130),
         (signal.SIGINT, ["--cancel-on-exit"], 130),
         (signal.SIGTERM, ["--cancel-on-exit"], 143),
+        (signal.SIGHUP, ["--cancel-on-exit"], 129),
+        (signal.SIGHUP, [], 129),
     ],
 )
 async def test_a_signal_leaves_or_cancels_the_chain(

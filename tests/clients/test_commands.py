@@ -16,7 +16,7 @@ from pingpong_bus.errors import (
     Overloaded,
     UsageError,
 )
-from pingpong_bus.messages import Attach, Cancel, ChainResult, GetResult, Submit
+from pingpong_bus.messages import Attach, Cancel, ChainResult, GetResult, ResumeEntry, StoreStatus, Submit
 
 
 def submits(daemon):
@@ -81,6 +81,23 @@ async def test_submit_names_a_group(link, daemon, chain_file):
     await link.command("submit", str(chain_file), "--group", "gpu1")
     await link.command("submit", str(chain_file))
     assert [submit.options.group for submit in submits(daemon)] == ["gpu1", None]
+
+
+async def test_submit_passes_priority_and_deadline(link, daemon, chain, chain_file):
+    await link.command("submit", str(chain_file), "--priority", "-7", "--deadline", "90.5")
+    await link.command("submit", str(chain_file))
+    given = jsonl(chain, {"priority": 9, "deadline_s": 5}, {}, {"priority": 0})
+    await link.command("submit", "--jsonl", "-", "--priority", "2", "--concurrency", "1", stdin=given)
+    options = [(submit.options.priority, submit.options.deadline_s) for submit in submits(daemon)]
+    assert options == [(-7, 90.5), (0, None), (9, 5.0), (2, None), (0, None)]
+
+
+async def test_every_submission_has_a_key_of_its_own(link, daemon, chain_file):
+    for _ in range(2):
+        await link.command("submit", str(chain_file))
+    first, second = (submit.key for submit in submits(daemon))
+    assert first != second
+    assert len(first) == len(second) == 32
 
 
 async def test_submit_reads_standard_input(link, chain_file):
@@ -210,6 +227,7 @@ async def test_jsonl_goes_on_after_a_refusal_and_exits_1(link, daemon, chain):
 
 async def test_jsonl_ends_when_the_daemon_goes(link, daemon, chain, until):
     daemon.hold = True
+    link.settings["reconnect_s"] = 0
     task = asyncio.ensure_future(link.command("submit", "--jsonl", "-", stdin=jsonl(chain, {}, {})))
     await until(lambda: len(submits(daemon)) == 2)
     link.transports[0].lose()
@@ -227,6 +245,8 @@ async def test_jsonl_ends_when_the_daemon_goes(link, daemon, chain, until):
         (b'{"chain": {}, "path": "x"}', "line 2: give either chain or path"),
         (b'{"chain": {"name": "x", "agents": []}}', "line 2: agents: the list is empty"),
         (b'{"path": "not-there.json"}', "line 2: the chain file"),
+        (b'{"path": "a", "priority": 101}', "line 2: Expected `int` <= 100"),
+        (b'{"path": "a", "deadline_s": 0}', "line 2: Expected `float` > 0"),
         (b'{"path": "a", "mode": "fast"}', "line 2: Invalid enum value"),
         (b'"\xff"', "line 2: it is not UTF-8"),
         (b'{"chain": {"name": "x", "agents": [{"name": "a", "prompt": "x"}]}, "inputs": {"z": "1"}}', "line 2: inputs"),
@@ -311,12 +331,51 @@ async def test_verify_of_a_chain_that_fails(link, daemon, chain_file):
     assert (await link.command("verify", str(chain_file))).code == 1
 
 
-async def test_verify_refuses_what_cannot_be_repeated(link):
+async def test_verify_repeats_the_seeds_that_the_daemon_gave(link, daemon):
+    def seed(submit, result):
+        agents = [
+            msgspec.structs.replace(agent, seed=asked.seed if asked.seed is not None else 100 + len(daemon.results))
+            for asked, agent in zip(submit.chain.agents, result.agents, strict=True)
+        ]
+        return msgspec.structs.replace(result, agents=agents)
+
+    daemon.edit = seed
+    agents = [{"name": "a", "prompt": "x", "temperature": 1}, {"name": "b", "prompt": "y"}]
+    agents.append({"name": "c", "prompt": "z", "temperature": 1, "seed": 5})
+    given = json.dumps({"name": "x", "agents": agents}).encode()
+    outcome = await link.command("verify", "-", "--runs", "2", stdin=given)
+    assert outcome.code == 0
+    seeds = [[agent.seed for agent in submit.chain.agents] for submit in submits(daemon)]
+    assert seeds == [[None, None, 5], [100, None, 5], [None, None, 5], [102, None, 5]]
+
+
+async def test_verify_without_the_seed_of_the_first_run(link, daemon):
     chain = b'{"name": "x", "agents": [{"name": "a", "prompt": "x", "temperature": 1}]}'
     outcome = await link.command("verify", "-", stdin=chain)
-    assert outcome.code == 65
-    assert outcome.error.field == "agents[0].seed"
-    assert link.transports == []
+    assert outcome.code == 70
+    assert 'which seed it gave to the agent "a"' in str(outcome.error)
+
+
+async def test_verify_with_one_group_runs_nothing(link, daemon, chain_file):
+    daemon.edit_status = lambda status: msgspec.structs.replace(status, workers=status.workers[:1])
+    outcome = await link.command("verify", str(chain_file))
+    assert outcome.code == 2
+    assert "the daemon has w0 alone" in str(outcome.error)
+    assert submits(daemon) == []
+
+
+async def test_verify_says_which_runs_are_no_proof(link, daemon, chain_file):
+    def resume(submit, result):
+        return msgspec.structs.replace(result, resumed=submit.options.mode == "serial" and result.id == "c2")
+
+    daemon.edit = resume
+    outcome = await link.command("verify", str(chain_file), "--runs", "2")
+    assert outcome.code == 0
+    assert "verdict    equal: 2 of 2 runs equal" in outcome.out
+    assert "no proof   1 of 2 runs were cut off and went on" in outcome.out
+    outcome = await link.command("verify", str(chain_file), "--json")
+    document = json.loads(outcome.out)
+    assert (document["resumed_pairs"], document["runs"][0]["resumed"]) == (0, False)
 
 
 # ------------------------------------------------------------------------------------------------------------ the rest
@@ -358,12 +417,86 @@ async def test_a_chain_that_is_not_known(link, command):
     assert isinstance(outcome.error, ChainNotFound)
 
 
-async def test_cancel(link, daemon, chain_file):
+async def test_cancel_waits_for_the_end_and_says_what_it_was(link, daemon, chain_file):
     daemon.hold = True
     await link.command("submit", str(chain_file), "--detach")
     outcome = await link.command("cancel", "c0")
-    assert (outcome.code, outcome.out) == (0, "")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "c0: cancelled\n", "")
     assert daemon.results["c0"].state == "cancelled"
+    outcome = await link.command("cancel", "c0")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err == "pingpong-client: c0 had ended before: cancelled.\n"
+
+
+async def test_cancel_of_a_chain_that_finishes_first(link, daemon, chain_file):
+    daemon.hold = True
+    await link.command("submit", str(chain_file), "--detach")
+    answer = daemon._answer
+
+    def finish_first(request):
+        if isinstance(request, Cancel):
+            daemon.finish("c0")
+        answer(request)
+
+    daemon._answer = finish_first
+    outcome = await link.command("cancel", "c0")
+    assert (outcome.code, outcome.out) == (0, "c0: had finished before\n")
+
+
+async def test_cancel_without_waiting(link, daemon, chain_file):
+    daemon.hold = True
+    await link.command("submit", str(chain_file), "--detach")
+    outcome = await link.command("cancel", "c0", "--no-wait")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert [type(request) for request in daemon.requests[-2:]] == [GetResult, Cancel]
+
+
+async def test_forget_erases_all_that_it_can(link, daemon, chain_file):
+    for _ in range(3):
+        await link.command("submit", str(chain_file), "--detach")
+    outcome = await link.command("forget", "c0", "nope", "c2", "c0")
+    assert outcome.code == 1
+    assert 'there is no chain "nope"' in outcome.err
+    assert list(daemon.results) == ["c1"]
+    assert (await link.command("forget", "c1")).code == 0
+
+
+async def test_drain_of_a_group_waits_for_its_new_worker(link, daemon):
+    outcome = await link.command("drain", "--group", "w1", "--timeout", "30")
+    assert outcome.code == 0
+    assert outcome.out.splitlines() == ["waiting until a fresh worker serves w1", "w1 is served by a fresh worker"]
+    drain = daemon.requests[-1]
+    assert (drain.group, drain.deadline_s) == ("w1", 30.0)
+
+
+async def test_drain_tells_what_it_waits_for_until_the_daemon_is_gone(link, daemon, monkeypatch):
+    monkeypatch.setattr("pingpong_client.commands.drain.POLL_S", 0.01)
+    counts = iter([{"running": 2, "queued": 1}, {"running": 2, "queued": 1}, {"running": 1}, {}])
+
+    def count(status):
+        if (chains := next(counts, None)) is None:
+            daemon.away = True
+            link.lose()
+            chains = {}
+        return msgspec.structs.replace(status, chains=chains)
+
+    daemon.edit_status = count
+    outcome = await link.command("drain")
+    assert outcome.code == 0
+    assert outcome.out.splitlines() == [
+        "the daemon (pid 99) waits for chains: 2 running, 1 queued",
+        "the daemon (pid 99) waits for chains: 1 running",
+        "the daemon (pid 99) waits for nothing but its engines to stop",
+        "the daemon has ended",
+    ]
+
+
+async def test_drain_ends_where_another_daemon_was_started(link, daemon, monkeypatch):
+    monkeypatch.setattr("pingpong_client.commands.drain.POLL_S", 0.01)
+    pids = iter([99, 99, 100])
+    daemon.edit_status = lambda status: msgspec.structs.replace(status, pid=next(pids))
+    outcome = await link.command("drain")
+    assert (outcome.code, outcome.out.splitlines()[-1]) == (0, "the daemon has ended")
 
 
 async def test_list(link, chain_file):
@@ -373,6 +506,56 @@ async def test_list(link, chain_file):
     assert lines[0].split() == ["id", "name", "state", "placement", "agents", "age", "E2E", "ms"]
     assert lines[1].split() == ["c0", "two", "finished", "ping-pong", "2/2", "1", "h", "02", "min", "2,500"]
     assert json.loads((await link.command("list", "--json")).out)[0]["id"] == "c0"
+
+
+async def test_list_of_the_latest(link, daemon, chain_file):
+    for _ in range(3):
+        await link.command("submit", str(chain_file), "--detach")
+    lines = (await link.command("list", "--limit", "2")).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["id", "c1", "c2"]
+    assert daemon.requests[-1].limit == 2
+
+
+async def test_status_tells_of_troubles(link, daemon):
+    def trouble(status):
+        workers = [
+            msgspec.structs.replace(status.workers[0], state="waiting", restarts=2, failure="it did not beat"),
+            msgspec.structs.replace(status.workers[1], state="failed", failure="no memory"),
+        ]
+        store = StoreStatus(path="/var/chains.db", chains=12, bytes=3 * 2**20, pending=4, error="disk full")
+        return msgspec.structs.replace(
+            status, state="degraded", workers=workers, store=store, refused_frames={"control": 1234, "workers": 0}
+        )
+
+    daemon.edit_status = trouble
+    out = (await link.command("status")).out
+    assert "instance default: degraded" in out
+    assert (
+        "store: /var/chains.db, 12 chains, 3.0 MiB, 4 changes not on disk yet; it cannot be written: disk full" in out
+    )
+    assert "refused frames: 1,234 on control\n" in out
+    assert out.splitlines()[-2:] == [
+        "w0: replaced 2 times, the last one: it did not beat",
+        "w1: the last one: no memory",
+    ]
+
+
+async def test_result_tells_of_what_was_survived(link, daemon, chain_file):
+    def survive(submit, result):
+        resumed = [ResumeEntry(at_ms=3400.0, tokens=120, worker="w0", why="it did not beat")]
+        agents = [
+            msgspec.structs.replace(result.agents[0], resumed=resumed),
+            msgspec.structs.replace(result.agents[1], attempt=2),
+        ]
+        return msgspec.structs.replace(result, resumed=True, agents=agents)
+
+    daemon.edit = survive
+    await link.command("submit", str(chain_file), "--detach")
+    for command in ("result", "attach"):
+        lines = (await link.command(command, "c0")).out.splitlines()
+        assert lines[-3] == "writer: resumed at 3,400 ms, 120 tokens kept from w0: it did not beat"
+        assert lines[-2] == "critic: restarted with the daemon, this is attempt 2"
+        assert lines[-1] == "c0: finished, E2E 2,500 ms, ping-pong, resumed"
 
 
 async def test_status(link):

@@ -118,6 +118,57 @@ def test_a_snapshot_is_where_the_live_view_starts():
     assert progress.agents[0].has_all_text
 
 
+def writing(progress, text, count):
+    progress.apply(event("opened", 1, "writer", worker="g0", prompt_tokens=9))
+    progress.apply(event("writing", 2, "writer", cached_tokens=0, ttft_ms=1))
+    data = {"ids": list(range(count)), "text": text, "first_index": 0, "output_tokens": count}
+    progress.apply(event("tokens", 3, "writer", **data))
+
+
+def test_a_resumed_agent_keeps_its_text_and_a_restarted_one_begins_again():
+    progress = progress_of("writer")
+    writer = progress.agents[0]
+    writing(progress, "so far", 3)
+    progress.apply(event("agent_resumed", 4, "writer", worker="g0", tokens=3, why="it died"))
+    assert drawn(progress)[1].startswith("writer  resuming at 3 tokens")
+    assert drawn(progress)[1].endswith("so far")
+    progress.apply(event("opened", 5, "writer", worker="g1", prompt_tokens=9))
+    progress.apply(event("writing", 1002, "writer", cached_tokens=0, ttft_ms=1))
+    progress.apply(event("tokens", 1002, "writer", ids=[3], text=" and on", first_index=3, output_tokens=4))
+    assert (writer.text, writer.worker, writer.resumed, writer.rate) == ("so far and on", "g1", 1, 3.0)
+    assert writer.has_all_text
+    progress.apply(
+        ChainEvent(chain="c0", kind="agent_restarted", at_ms=9, agent="writer", attempt=2, data={"why": "restart"})
+    )
+    assert (writer.text, writer.written, writer.received, writer.attempt) == ("", 0, 0, 2)
+    assert drawn(progress)[1] == "writer  waiting, attempt 2"
+
+
+def test_the_headline_says_that_the_daemon_is_away():
+    console = Console(file=io.StringIO(), width=80, height=5, record=True)
+    console.print(render(progress_of("a", "b", "c", "d"), 80, 5, 1.0, away_s=12.4))
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert lines[1] == "the daemon is away, waiting for it to come back (12 s)"
+    assert len(lines) <= 5
+
+
+async def test_plain_output_writes_again_what_was_void():
+    progress = progress_of("writer")
+    out = io.StringIO()
+    view = PlainView(progress, out)
+    again = {"chain": "c0", "at_ms": 9, "agent": "writer", "attempt": 2}
+    news = [
+        event("tokens", 1, "writer", ids=[1], text="old", output_tokens=1),
+        event("agent_finished", 2, "writer", output_tokens=1),
+        ChainEvent(kind="agent_restarted", data={"why": "restart"}, **again),
+        ChainEvent(kind="tokens", data={"ids": [7], "text": "new", "output_tokens": 1}, **again),
+        ChainEvent(kind="agent_finished", data={"output_tokens": 1}, **again),
+    ]
+    await watch(stream(news), progress, view)
+    assert out.getvalue() == "== writer ==\nold\n\n== writer, attempt 2 ==\nnew\n\n"
+    assert view.shown == {"writer"}
+
+
 def test_events_of_a_newer_daemon_change_nothing():
     progress = progress_of("writer")
     progress.apply(event("tokens", 1, "nobody", ids=[1], text="x", output_tokens=1))

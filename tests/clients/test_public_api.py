@@ -5,9 +5,10 @@ from pingpong_client import __all__ as exported
 
 PROMISED = {
     "Agent", "AgentCertificate", "AgentResult", "AsyncClient", "Certificate", "Chain", "ChainError", "ChainEvent",
-    "ChainFailed", "ChainNotFound", "ChainResult", "ChainSummary", "Client", "DaemonUnavailable", "Difference",
-    "Message", "MessageError", "NotEqual", "Overloaded", "PingpongError", "RunCertificate", "StatusReply",
-    "SubmitOptions", "UsageError", "WorkerStatus", "load_chain", "verify",
+    "ChainFailed", "ChainNotFound", "ChainResult", "ChainSummary", "Client", "DaemonUnavailable", "DataError",
+    "Difference", "EngineError", "EngineLost", "Message", "MessageError", "NotEqual", "Overloaded", "PingpongError",
+    "ResumeEntry", "RunCertificate", "StatusReply", "StoreError", "StoreStatus", "SubmitOptions",
+    "UsageError", "WorkerStatus", "load_chain", "verify",
 }  # fmt: skip
 
 

@@ -24,7 +24,13 @@ def test_every_method(client, chain):
     assert client.result(chain_id, prompt_ids=True).agents[0].prompt_ids == [1, 2, 0]
     assert [summary.id for summary in client.list()] == ["c0", "c1"]
     assert client.status().instance == "default"
+    assert [summary.id for summary in client.list(limit=1)] == ["c1"]
+    assert client.submit(chain, key="mine") == client.submit(chain, key="mine") == "c2"
+    assert client.run(chain, key="mine").id == "c2"
+    assert client.away_s is None
     client.cancel(chain_id)
+    client.forget(chain_id)
+    client.drain(deadline_s=1.0)
     client.reset_caches()
 
 

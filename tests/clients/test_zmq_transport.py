@@ -97,7 +97,7 @@ async def test_something_else_listens_there(tmp_path):
 async def test_the_daemon_goes_away_under_a_running_chain(serving, daemon, chain, tmp_path, until):
     daemon.hold = True
     # Neither a ping nor a time limit can be what notices.
-    patient = AsyncClient(tmp_path, ping_s=1000, timeout_s=1000)
+    patient = AsyncClient(tmp_path, ping_s=1000, timeout_s=1000, reconnect_s=0)
     async with serving(tmp_path / "control.sock") as router, patient as client:
         run = asyncio.ensure_future(client.run(chain))
         await until(lambda: daemon.requests)
@@ -159,3 +159,20 @@ async def test_closing_twice_and_closing_unopened(serving, tmp_path):
         await transport.open()
         await transport.close()
         await transport.close()
+
+
+async def test_a_daemon_that_is_started_anew_on_the_same_socket(serving, daemon, chain, tmp_path, until):
+    path = tmp_path / "control.sock"
+    daemon.hold = True
+    # Neither a ping nor a time limit can be what notices.
+    client = AsyncClient(tmp_path, ping_s=1000, timeout_s=1000)
+    async with serving(path):
+        run = asyncio.ensure_future(client.run(chain))
+        await until(lambda: "c0" in daemon.results)
+        daemon.finish_agent("c0", 0)
+    path.unlink(missing_ok=True)
+    await until(lambda: client.away_s is not None)
+    daemon.hold = False
+    async with serving(path):
+        assert (await asyncio.wait_for(run, HANG_S)).state == "finished"
+        await client.close()

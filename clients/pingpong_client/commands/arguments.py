@@ -6,6 +6,7 @@ import argparse
 from typing import get_args
 
 from pingpong_bus.messages import Mode, SessionKind
+from pingpong_client.jobs import MAX_DEADLINE_S, MAX_PRIORITY
 
 
 def add_chain_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -47,4 +48,28 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time in seconds, 0 included."""
+    value = float(text)
+    if not 0 <= value <= MAX_DEADLINE_S:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MAX_DEADLINE_S}")
+    return value
+
+
+def deadline(text: str) -> float:
+    """An argument that is a time in seconds, above 0."""
+    value = seconds(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("0 leaves no time at all")
+    return value
+
+
+def priority(text: str) -> int:
+    """An argument that is a chain's priority."""
+    value = int(text)
+    if abs(value) > MAX_PRIORITY:
+        raise argparse.ArgumentTypeError(f"{value} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
     return value

@@ -6,7 +6,7 @@ import argparse
 
 from pingpong_client.commands.arguments import add_chain_id, add_json
 from pingpong_client.commands.context import Context
-from pingpong_client.commands.showing import show_chain
+from pingpong_client.commands.showing import show_chain, tell_absence
 from pingpong_client.progress import ChainProgress
 
 HELP = "follow a chain that was submitted before"
@@ -19,5 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(context: Context) -> int:
     async with context.connect() as client:
+        tell_absence(context, client)
         snapshot = await client.attach(context.args.id)
         return await show_chain(context, client, ChainProgress.of_result(snapshot))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, TextIO
@@ -48,9 +49,10 @@ class Context:
         self.write(msgspec.json.encode(document).decode())
 
     def note(self, text: str) -> None:
-        """Tell the person something that is no result: on standard error."""
-        self.stderr.write(f"pingpong-client: {text}\n")
-        self.stderr.flush()
+        """Tell the person something that is no result: on standard error, if that is still there."""
+        with contextlib.suppress(OSError):  # the terminal was closed: there are better things to do than to say so
+            self.stderr.write(f"pingpong-client: {text}\n")
+            self.stderr.flush()
 
 
 class Command(Protocol):

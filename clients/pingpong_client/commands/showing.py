@@ -1,4 +1,4 @@
-"""Follow a chain to its end and print its result: what `submit` and `attach` share."""
+"""Follow a chain to its end and print its result: what commands that follow share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from pingpong_client.client import AsyncClient, finished
 from pingpong_client.commands.context import Context
-from pingpong_client.live import ChainView, LiveView, PlainView, SilentView, watch
+from pingpong_client.live import AWAY, ChainView, LiveView, PlainView, SilentView, watch
 from pingpong_client.progress import ChainProgress
 from pingpong_client.report import result_table, texts
 
@@ -17,10 +17,10 @@ async def show_chain(context: Context, client: AsyncClient, progress: ChainProgr
     Raises:
         ChainFailed: it did not finish.
     """
-    view = _view(context, progress)
+    view = _view(context, client, progress)
     async with aclosing(client.follow(progress.id)) as events:
         await watch(events, progress, view)
-    result = await client.result(progress.id)
+    result = await client.wait(progress.id)
     if context.args.json:
         context.write_json(result)
     else:
@@ -31,9 +31,19 @@ async def show_chain(context: Context, client: AsyncClient, progress: ChainProgr
     return 0
 
 
-def _view(context: Context, progress: ChainProgress) -> ChainView:
+def tell_absence(context: Context, client: AsyncClient) -> None:
+    """Tell on standard error when the daemon goes away, and when it is back."""
+
+    def tell(away: bool) -> None:
+        context.note(f"{AWAY}." if away else "the daemon is back.")
+
+    client.on_away = tell
+
+
+def _view(context: Context, client: AsyncClient, progress: ChainProgress) -> ChainView:
     if context.args.json:
         return SilentView()
     if context.on_terminal:
-        return LiveView(progress, context.console())
+        client.on_away = None  # the view shows it
+        return LiveView(progress, context.console(), away_s=lambda: client.away_s)
     return PlainView(progress, context.stdout)

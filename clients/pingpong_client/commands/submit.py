@@ -8,13 +8,21 @@ from contextlib import aclosing
 from pathlib import Path
 
 from pingpong_bus.chain import MAX_CHAIN_BYTES, resolve_inputs
-from pingpong_bus.errors import ChainError, UsageError
+from pingpong_bus.errors import ChainError, PingpongError, UsageError
 from pingpong_bus.messages import SubmitOptions
 from pingpong_client.chain_file import load_chain, parse_inputs, read_file
 from pingpong_client.client import AsyncClient
-from pingpong_client.commands.arguments import add_chain_file, add_json, add_mode, add_session, positive
+from pingpong_client.commands.arguments import (
+    add_chain_file,
+    add_json,
+    add_mode,
+    add_session,
+    deadline,
+    positive,
+    priority,
+)
 from pingpong_client.commands.context import Context
-from pingpong_client.commands.showing import show_chain
+from pingpong_client.commands.showing import show_chain, tell_absence
 from pingpong_client.jobs import Job, parse_jobs, run_jobs
 from pingpong_client.progress import ChainProgress
 
@@ -28,14 +36,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_session(parser)
     add_json(parser)
     parser.add_argument("--group", metavar="NAME", help="run in series on this device group, see `status`")
+    parser.add_argument(
+        "--priority", metavar="N", type=priority, default=0, help="-100 to 100; higher ones start first (default: 0)"
+    )
+    parser.add_argument(
+        "--deadline", metavar="SECONDS", type=deadline, help="the chain fails if it has not finished by then"
+    )
     parser.add_argument("--detach", action="store_true", help="print the chain's id and return")
     parser.add_argument(
-        "--cancel-on-exit", action="store_true", help="cancel the chain if this command is interrupted or terminated"
+        "--cancel-on-exit", action="store_true", help="cancel the chain if this command is interrupted or ended"
     )
     parser.add_argument(
         "--jsonl",
         metavar="FILE",
-        help='run many: one {"chain" or "path", "inputs", "mode"} a line (- is stdin); one result a line, as they end',
+        help='run many: one {"chain" or "path", "inputs", "mode", "priority", "deadline_s"} a line (- is stdin); '
+        "one result a line, as they end",
     )
     parser.add_argument(
         "--concurrency", metavar="N", type=positive, default=4, help="chains at a time with --jsonl (default: 4)"
@@ -46,7 +61,9 @@ async def run(context: Context) -> int:
     args = context.args
     if args.group is not None and args.mode == "ping-pong":
         raise UsageError("--group runs a chain in series, ping-pong needs two.", hint="Leave one of them out.")
-    options = SubmitOptions(mode=args.mode, session=args.session, group=args.group)
+    options = SubmitOptions(
+        mode=args.mode, session=args.session, group=args.group, priority=args.priority, deadline_s=args.deadline
+    )
     given = parse_inputs(args.input)
     if args.jsonl is not None:
         if args.chain is not None or args.detach:
@@ -59,6 +76,7 @@ async def run(context: Context) -> int:
     chain = load_chain(args.chain, stdin=context.stdin)
     resolve_inputs(chain, given)
     async with context.connect() as client:
+        tell_absence(context, client)
         chain_id = await client.submit(chain, given, options, follow=not args.detach)
         if args.detach:
             context.write(chain_id)
@@ -74,6 +92,7 @@ async def _run_many(context: Context, jobs: list[Job], options: SubmitOptions) -
     running: set[str] = set()
     failed = 0
     async with context.connect() as client:
+        tell_absence(context, client)
         try:
             outcomes = run_jobs(client, jobs, options, concurrency=context.args.concurrency, running=running)
             async with aclosing(outcomes):
@@ -92,8 +111,12 @@ async def _leave(context: Context, client: AsyncClient, chains: set[str]) -> Non
     """Interrupted: end what runs, or say how to come back to it."""
     for chain in sorted(chains):
         if context.args.cancel_on_exit:
-            await client.cancel(chain)
-            context.note(f"cancelled {chain}.")
+            try:
+                await client.cancel(chain)
+            except PingpongError as error:
+                context.note(f"{chain} could not be cancelled: {error}")
+            else:
+                context.note(f"cancelled {chain}.")
         else:
             context.note(f"{chain} goes on; `pingpong-client result {chain}` fetches its result.")
 

@@ -10,7 +10,8 @@ from pingpong_client.certificate import certificate_lines
 from pingpong_client.chain_file import load_chain, parse_inputs
 from pingpong_client.commands.arguments import add_chain_file, add_json, add_session, positive
 from pingpong_client.commands.context import Context
-from pingpong_client.verification import check_repeatable, verify
+from pingpong_client.commands.showing import tell_absence
+from pingpong_client.verification import verify
 
 HELP = "prove that reading ahead gives the same tokens as running in series"
 
@@ -27,13 +28,13 @@ async def run(context: Context) -> int:
     given = parse_inputs(args.input)
     chain = load_chain(args.chain, stdin=context.stdin)
     resolve_inputs(chain, given)
-    check_repeatable(chain)
 
     def say(run: int, mode: Mode) -> None:
         if context.stderr.isatty():
             context.note(f"run {run} of {args.runs}, {mode}")
 
     async with context.connect() as client:
+        tell_absence(context, client)
         certificate = await verify(client, chain, given, runs=args.runs, session=args.session, on_progress=say)
     if args.json:
         context.write_json(certificate)
