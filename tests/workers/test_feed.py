@@ -40,8 +40,9 @@ from pingpong_bus.slab import LogState, Slab
 from pingpong_bus.subscriber import Subscriber
 from pingpong_bus.token_log import TokenLogReader, TokenLogWriter
 from pingpong_worker.engine import OutputTokens
-from pingpong_worker.feed import Feed, Surroundings
+from pingpong_worker.feed import Feed
 from pingpong_worker.simulated_prompts import SimulatedPrompts
+from pingpong_worker.surroundings import Surroundings
 
 HANG_S = 20
 

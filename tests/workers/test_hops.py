@@ -26,10 +26,10 @@ from pingpong_bus.publisher import Publisher
 from pingpong_bus.slab import LogState, Slab
 from pingpong_bus.subscriber import Subscriber
 from pingpong_worker.engine import OutputTokens
-from pingpong_worker.feed import Surroundings
 from pingpong_worker.hops import Hops
 from pingpong_worker.prompt import PromptCodec
 from pingpong_worker.simulated_prompts import SimulatedPrompts
+from pingpong_worker.surroundings import Surroundings
 
 HANG_S = 20
 

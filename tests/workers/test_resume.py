@@ -41,10 +41,11 @@ from pingpong_bus.subscriber import Subscriber
 from pingpong_bus.token_log import LogView, TokenLogReader, TokenLogWriter
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.engine import Engine, OutputTokens
-from pingpong_worker.feed import Feed, Surroundings
+from pingpong_worker.feed import Feed
 from pingpong_worker.resuming import sampling_after
 from pingpong_worker.simulated_engine import SimulatedEngine
 from pingpong_worker.simulated_prompts import SimulatedPrompts
+from pingpong_worker.surroundings import Surroundings
 
 HANG_S = 30
 END = 300

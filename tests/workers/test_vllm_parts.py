@@ -30,7 +30,8 @@ from pingpong_worker.vllm_guards import (
     session_kind,
     stop_ids,
 )
-from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession, VllmHandle
+from pingpong_worker.vllm_handle import VllmHandle
+from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession
 from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment
 from pingpong_worker.vllm_versions import check_supported, parse_version, prompt_maker, scheduler_class
 

@@ -139,6 +139,7 @@ def test_an_answer_is_lost_and_not_failed_where_the_engine_goes(start: Start, vi
         assert error["code"] == "EngineLost", f"{what}: {error}"
     assert process.stdin is not None
     process.stdin.close()
+    process.stdin = None  # for whoever ends the process after the test
     assert process.wait(60) == 0
 
 

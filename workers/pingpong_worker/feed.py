@@ -8,9 +8,8 @@ import logging
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 from typing import Literal
 
 from pingpong_bus.errors import BusError, ChainFailed, ConfigError, EngineLost, PingpongError
@@ -26,18 +25,14 @@ from pingpong_bus.messages import (
     SessionKind,
     WorkerMessage,
 )
-from pingpong_bus.publisher import Publisher
-from pingpong_bus.slab import Slab
-from pingpong_bus.subscriber import Subscriber
 from pingpong_bus.token_log import TokenLogWriter
 from pingpong_worker.answer import Answer
 from pingpong_worker.chunk_policy import Append, AppendPace, Finalize, PromptProgress, Wait, decide
-from pingpong_worker.engine import Engine, OutputTokens, Session
+from pingpong_worker.engine import OutputTokens, Session
 from pingpong_worker.growing_prompt import GrowingPrompt
 from pingpong_worker.metered_session import MeteredSession
-from pingpong_worker.prompt import PromptCodec
 from pingpong_worker.resuming import committed_ids, sampling_after
-from pingpong_worker.step_meter import StepMeter
+from pingpong_worker.surroundings import Surroundings
 
 LET_GO_S = 1.0
 """How long an engine may take to free what a hop holds in it; the hop is over then all the same."""
@@ -45,22 +40,6 @@ _log = logging.getLogger("pingpong_worker")
 
 Ending = Literal["aborted", "lost"]
 """How a hop ends that is cancelled."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What all hops of a worker share."""
-
-    engine: Engine
-    prompts: PromptCodec | None
-    """None where the model has no tokenizer."""
-    slab: Slab
-    subscriber: Subscriber
-    publisher: Publisher
-    report: Callable[[WorkerMessage], None]
-    """Sends a message to the supervisor; never blocks."""
-    meter: StepMeter = field(default_factory=StepMeter)
-    """Of the engine."""
 
 
 class Feed:

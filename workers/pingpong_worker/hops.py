@@ -11,7 +11,8 @@ from typing import Any
 
 from pingpong_bus.errors import ChainError, EngineError, EngineLost, PingpongError
 from pingpong_bus.messages import HopChecked, HopEnded, HopSpec
-from pingpong_worker.feed import LET_GO_S, Ending, Feed, Surroundings
+from pingpong_worker.feed import LET_GO_S, Ending, Feed
+from pingpong_worker.surroundings import Surroundings
 
 _log = logging.getLogger("pingpong_worker")
 

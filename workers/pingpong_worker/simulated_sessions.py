@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _APPEND: Final = Sampling(max_tokens=1, ignore_eos=True)
 
+_serials = itertools.count()
+
 Inbox = asyncio.Queue[Computed | Sampled | EngineLost]
 """What becomes of one request."""
 
@@ -28,7 +31,8 @@ class SimulatedSession(ABC):
 
     def __init__(self, engine: SimulatedEngine, session_id: str, cache_salt: str | None) -> None:
         self._engine = engine
-        self._id = session_id
+        # Not the session's id alone: outputs may still be on their way for one of that id which was aborted before.
+        self._id = f"{session_id}@{next(_serials)}"
         self._salt = cache_salt
         self._prompt: list[int] = []
         self._inbox: Inbox = asyncio.Queue()

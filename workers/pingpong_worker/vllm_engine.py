@@ -20,8 +20,9 @@ from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Session
 from pingpong_worker.model_store import resolve_model
 from pingpong_worker.vllm_guards import Reservations, session_kind
+from pingpong_worker.vllm_handle import VllmHandle
 from pingpong_worker.vllm_plugin import FAILURE_FILE, WORKER_PID
-from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession, VllmHandle
+from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession
 from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment
 from pingpong_worker.vllm_versions import installed_version, prompt_maker, refusals
 

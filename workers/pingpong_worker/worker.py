@@ -41,10 +41,10 @@ from pingpong_bus.slab import Slab
 from pingpong_bus.subscriber import Subscriber
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Engine
-from pingpong_worker.feed import Surroundings
 from pingpong_worker.heartbeat import Pulse
 from pingpong_worker.hops import Hops
 from pingpong_worker.prompt import PromptCodec, prepare_ids
+from pingpong_worker.surroundings import Surroundings
 
 _LINGER_MS = 2000
 _log = logging.getLogger("pingpong_worker")

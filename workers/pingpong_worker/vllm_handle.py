@@ -1,0 +1,103 @@
+"""A running vLLM engine as sessions see it: how its version wants to be spoken to, and what its errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from pingpong_bus.errors import EngineError, EngineLost
+from pingpong_bus.messages import EngineLimits, Sampling
+from pingpong_worker.vllm_guards import check_length, check_not_empty, check_vocabulary, stop_ids
+
+APPEND_MARK = {"pingpong": {"append": True}}
+"""`SamplingParams.extra_args` of an append: a mark for schedulers and logs, by which an append can be told from a real
+request for one token. None of ours reads it yet."""
+
+
+_DIED_HINT = "The worker's log has the reason."
+
+
+@dataclass
+class VllmHandle:
+    """A running engine, and how its version wants to be spoken to."""
+
+    llm: Any
+    """The `AsyncLLM`."""
+    limits: EngineLimits
+    end_ids: frozenset[int]
+    """The model's own end-of-sequence ids."""
+    make_prompt: Callable[[Sequence[int], str | None], Any]
+    make_params: Callable[..., Any]
+    """`SamplingParams` with what every request of ours has."""
+    make_chunk: Callable[[Any, Any], Any]
+    """`StreamingInput`."""
+    refusals: tuple[type[Exception], ...]
+    shutting_down: bool = False
+    """The engine has ended a request that nobody had aborted: it was told to end, and will be dead soon."""
+
+    def check(self) -> None:
+        """Raise EngineLost if the engine is dead, or about to be."""
+        if self.llm.errored:
+            raise EngineLost("the engine has died.", hint=_DIED_HINT)
+        if self.shutting_down:
+            raise EngineLost("the engine was told to shut down.", hint=_DIED_HINT)
+
+    def append_params(self) -> Any:
+        """Greedy, one token, never a stop: the sample only says that the prefill is through."""
+        return self.make_params(max_tokens=1, temperature=0.0, extra_args=APPEND_MARK)
+
+    def answer_params(self, sampling: Sampling) -> Any:
+        """Of the request that decodes. Stop strings are the worker's business: it looks for them outside."""
+        return self.make_params(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop_token_ids=stop_ids(sampling, self.end_ids),
+        )
+
+    def check_prompt(self, ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
+        """The guards that hold for every submission: `ids` new tokens, and the lengths with them."""
+        check_not_empty(ids)
+        check_vocabulary(ids, self.limits.vocabulary_size)
+        check_length(prompt_tokens, output_tokens, self.limits.max_model_len)
+
+    async def generate(
+        self, prompt: Any, params: Any, request_id: str, aborted: Callable[[], bool] = lambda: False
+    ) -> AsyncGenerator[Any, None]:
+        """`AsyncLLM.generate` with our errors; closing it aborts the request.
+
+        Args:
+            prompt: ids, or a stream of chunks.
+            params: of the request.
+            request_id: unique among those that run.
+            aborted: whether we have aborted it by `abort`: the engine then says that it has ended it.
+        """
+        try:
+            async with aclosing(self.llm.generate(prompt, params, request_id)) as outputs:
+                async for output in outputs:
+                    if output.outputs[0].finish_reason == "abort":
+                        if aborted():
+                            raise EngineError("the session was aborted.")
+                        self.shutting_down = True
+                        self.check()
+                    yield output
+        except self.refusals as error:
+            raise self.error(error) from error
+
+    async def abort(self, request_id: str) -> None:
+        """Abort a request; harmless where it is over, or the engine gone."""
+        try:
+            await self.llm.abort(request_id)
+        except self.refusals as error:
+            if not isinstance(found := self.error(error), EngineLost):
+                raise found from error
+
+    def error(self, error: BaseException) -> EngineError:
+        """What to tell of an exception that vLLM raised for a request."""
+        if self.llm.errored or type(error).__name__ == "EngineDeadError":
+            return EngineLost("the engine has died.", hint=_DIED_HINT)
+        cause = error.__cause__ if type(error).__name__ == "EngineGenerateError" and error.__cause__ else error
+        return EngineError(f"vLLM refused or failed the request: {cause}.")
