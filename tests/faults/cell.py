@@ -14,8 +14,9 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 _SHORT_STOP_S: dict[Target, float] = {"client": 0.4, "supervisor": 0.4, "worker": 0.3, "engine": 0.6}
-_LONG_STOP_S: dict[Target, float] = {"client": 3.0, "supervisor": 3.0, "worker": 2.5, "engine": 4.0}
-"""Longer than what `service.WATCH` allows, and for clients longer than their own pings."""
+_LONG_STOP_S: dict[Target, float] = {"client": 3.0, "supervisor": 3.0, "worker": 2.5, "engine": 8.0}
+"""Longer than what `service.WATCH` allows, five times a prefill of the whole prompt for engines; for clients longer than
+their own pings."""
 
 
 class Cell(NamedTuple):
@@ -37,6 +38,11 @@ class Cell(NamedTuple):
     def long(self) -> bool:
         """Whether a stop lasts longer than the daemon allows; every other one does."""
         return (TARGETS.index(self.target) + PHASES.index(self.phase)) % 2 == 1
+
+    @property
+    def must_be_noticed(self) -> bool:
+        """Whether it is a stop for which a worker has to be replaced."""
+        return self.signal == "SIGSTOP" and self.long and self.target in ("worker", "engine")
 
     @property
     def stop_s(self) -> float | None:

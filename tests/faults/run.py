@@ -18,10 +18,10 @@ import msgspec
 
 from faults.cell import Cell
 from faults.reader import Reader, check_reading
-from faults.scene import OPTIONS, chain, config
+from faults.scene import GROUPS, OPTIONS, chain, config, warm_up
 from faults.service import CellFault, Service, engine_of, until
 from pingpong_bus.errors import PingpongError
-from pingpong_bus.messages import ChainEvent, ChainResult
+from pingpong_bus.messages import ChainEvent, ChainResult, SubmitOptions
 from pingpong_client import AsyncClient
 
 _CELL_S = 150.0
@@ -164,6 +164,8 @@ class CellRun:
             self._send(signal.SIGCONT)
         await self._recover()
         self._judge()
+        if self._cell.must_be_noticed and not any(line["event"] == "worker_hung" for line in self._service.log()):
+            raise CellFault(f"nobody noticed a stop of {self._cell.stop_s} s")
         await self._service.stop()
         if complaints := self._service.complaints():
             raise CellFault(f"the log complains: {complaints[0]}")
@@ -180,6 +182,9 @@ class CellRun:
             return
         service.start(self._config)
         await service.ready()
+        if cell.must_be_noticed:
+            client = await self._connected()
+            await asyncio.gather(*(client.run(warm_up(), options=SubmitOptions(group=group)) for group in GROUPS))
         first = await self._submit()
         if cell.phase == "waiting":
             await first.until(lambda: first.has("writing", "first"), "a first token")

@@ -10,6 +10,7 @@ from pingpong_bus.chain import Chain, parse_chain
 from pingpong_bus.messages import SubmitOptions
 
 AGENTS = ("first", "second", "third")
+GROUPS = ("a", "b")
 OPTIONS = SubmitOptions(mode="ping-pong")
 
 _SIMULATED = """
@@ -49,3 +50,12 @@ def config(phase: Phase) -> str:
     """The daemon's, for cells of that phase."""
     start_ms = 1500 if phase == "loading" else 0
     return _SIMULATED.format(slots=len(AGENTS) if phase == "waiting" else 16, start_ms=start_ms) + WATCH
+
+
+def warm_up() -> Chain:
+    """A moment of work: an engine that has never made a step is given more time for one than any stop here takes."""
+    return parse_chain(
+        json.dumps(
+            {"name": "warm-up", "agents": [{"name": "only", "raw_prompt": "warm up " * 20, "max_tokens": 10}]}
+        ).encode()
+    )

@@ -29,7 +29,7 @@ CLEAN_S = 15.0
 
 WATCH = """
 [watch]
-heartbeat_s = 0.2
+heartbeat_s = 0.3
 stall_s = 1.5
 stop_s = 1.0
 [restart]
