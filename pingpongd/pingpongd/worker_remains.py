@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from stat import S_ISREG
 
 from pingpong_worker.shared_memory_names import FOLDER, PREFIX_VARIABLE, unlink_segments
 from pingpongd.process_group import ProcessId, ProcessStat, all_processes, kill_process
@@ -153,17 +154,17 @@ class Segments:
 
 
 def _inodes() -> dict[str, int]:
-    """Names in /dev/shm that belong to this user."""
+    """Segments in /dev/shm that belong to this user."""
     found = {}
     user = os.getuid()
     with os.scandir(FOLDER) as entries:
         for entry in entries:
             try:
-                stat = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if stat.st_uid == user:
-                found[entry.name] = stat.st_ino
+            if status.st_uid == user and S_ISREG(status.st_mode):
+                found[entry.name] = status.st_ino
     return found
 
 
