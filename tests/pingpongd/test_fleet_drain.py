@@ -64,7 +64,7 @@ async def test_a_drain_that_is_given_up_changes_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_one_that_dies_or_hangs_while_it_drains(folder: Path, number: signal.Signals) -> None:
-    config = fleet_config("a", watch={"heartbeat_s": 0.1, "misses": 5})
+    config = fleet_config("a", watch={"heartbeat_s": 0.1, "misses": 12})
     async with fleet_host(folder, config) as host:
         host.start_hop("a", max_tokens=4000)
         draining = asyncio.create_task(host.fleet.drain(host["a"], 600.0))
