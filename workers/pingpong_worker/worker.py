@@ -89,6 +89,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._serving: Serving | None = None
         self._garbage_frames = 0
+        self._failed = False
         self._requests: set[asyncio.Task[WorkerMessage]] = set()
 
     def stop(self) -> None:
@@ -109,14 +110,7 @@ class Worker:
             for task in done:
                 task.result()
         except PingpongError as error:
-            self._send(
-                WorkerFailed(
-                    code=error.code,
-                    message=f"{error.field}: {error.message}" if error.field else error.message,
-                    hint=error.hint,
-                    permanent=isinstance(error, ConfigError),
-                )
-            )
+            self._report_failure(error)
             return error.exit_code
         finally:
             await cancel_all(tasks)
@@ -145,6 +139,9 @@ class Worker:
                 self._send(Loading(stage="loading the tokenizer"))
                 prompts = await asyncio.to_thread(self._parts.load_prompts, engine)
                 await self._serve(Surroundings(engine, prompts, slab, subscriber, publisher, self._send))
+            except PingpongError as error:
+                self._report_failure(error)  # now: to shut a dead engine down can take seconds, without a heartbeat
+                raise
             finally:
                 await engine.shutdown()
         finally:
@@ -170,6 +167,20 @@ class Worker:
         finally:
             self._serving = None
             await hops.close(reason)
+
+    def _report_failure(self, error: PingpongError) -> None:
+        """Say why the worker ends, once."""
+        if self._failed:
+            return
+        self._failed = True
+        self._send(
+            WorkerFailed(
+                code=error.code,
+                message=f"{error.field}: {error.message}" if error.field else error.message,
+                hint=error.hint,
+                permanent=isinstance(error, ConfigError),
+            )
+        )
 
     async def _receive(self) -> None:
         """Take messages until `Stop`."""
