@@ -19,8 +19,8 @@ Numbers are issues of vllm-project/vllm.
 - Outputs of neighbouring chunks are merged. `StreamingInputSession` counts tokens, not outputs.
 - A seeded prompt that is prefilled in parts kills an engine on a CPU. `vllm_cpu_worker.SeededCPUWorker`.
 - Without a tokenizer vLLM knows only the end-of-sequence ids of the generation configuration. `stop_ids` names all.
-- An engine that is told to end (SIGTERM) aborts its requests, and is alive for some time. `VllmHandle.generate` takes an
-  abort that nobody has asked for as the engine's end.
+- An engine that is told to end (SIGTERM) aborts its requests, and lives on for a while. `VllmHandle.generate` takes an
+  abort that nobody has asked for as its end.
 - #37842, #49449, in old versions: `vllm_scheduler.SessionFixes`.
 """
 
