@@ -109,12 +109,15 @@ class FakeDaemon:
         number = request.request
         if isinstance(request, Submit):
             known = self.keys.get(request.key)
+            ended_before = known is not None and not self.hold
             if known is None:
                 known = f"c{len(self.results)}"
                 self.results[known] = self.edit(request, result_of(known, request))
                 self.keys[request.key] = known
             self.send(Accepted(request=number, chain=known))
-            if not self.hold and request.follow:
+            if ended_before and request.follow:
+                self.send(ended_of(self.results[known]))
+            elif not self.hold and request.follow:
                 self.finish(known)
         elif isinstance(request, Attach):
             self.send(Snapshot(request=number, result=self._now(request.chain)))

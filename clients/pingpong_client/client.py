@@ -168,10 +168,12 @@ class AsyncClient:
                 patient=True,  # a worker tokenizes the prompts first, those of chains before this one too
             )
             if follow:
+                known_before = tries > 1 or key is not None  # it may have begun, or ended: a snapshot tells
                 names = [agent.name for agent in checked.agents]
-                self._following.setdefault(accepted.chain, Following(accepted.chain, names))
-                if tries > 1 or key is not None:
-                    await connection.attach(accepted.chain)  # it may have begun, or ended, before
+                following = Following(accepted.chain, names, stale=known_before)
+                self._following.setdefault(accepted.chain, following)
+                if known_before:
+                    await connection.attach(accepted.chain)
             return accepted.chain
 
         return await self._link.persist(work)

@@ -14,7 +14,7 @@ from pingpong_bus.messages import AgentResult, ChainEvent, ChainResult, EventKin
 
 ENDED_STATES = frozenset({"finished", "failed", "cancelled"})
 
-_RESTARTED = "the daemon was restarted"
+_RESTARTED = "it had to begin again"
 
 
 @dataclass
@@ -33,6 +33,8 @@ class _Given:
     finished: bool = False
     resumed: int = 0
     """Workers that it has outlived."""
+    resume_foretold: tuple[int, str] | None = None
+    """Tokens and reason of the latest resumption, where a snapshot had it before its event came."""
 
     @property
     def anything(self) -> bool:
@@ -51,13 +53,14 @@ class Following:
     Args:
         chain: its id.
         agents: names of its agents, where they are known; of these none may be missing at the end.
+        stale: whether something happened before that a snapshot has to tell.
     """
 
-    def __init__(self, chain: str, agents: Iterable[str] = ()) -> None:
+    def __init__(self, chain: str, agents: Iterable[str] = (), *, stale: bool = False) -> None:
         self.chain = chain
         self.ended = False
         """Whether ``ended`` has been given: nothing comes after it."""
-        self.stale = False
+        self.stale = stale
         """Whether something was lost. Only a snapshot helps; until it comes, nothing is given."""
         self._started = False
         self._agents = {name: _Given() for name in agents}
@@ -121,6 +124,9 @@ class Following:
             case "tokens":
                 return self._take_tokens(event, given)
             case "agent_resumed":
+                foretold, given.resume_foretold = given.resume_foretold, None
+                if foretold == (event.data.get("tokens"), event.data.get("why")):
+                    return []
                 given.lose_worker()
             case "agent_finished":
                 if event.data.get("output_tokens", 0) > given.ids:
@@ -195,7 +201,8 @@ class Following:
             given = self._begin_again(agent.name, agent.attempt, resumed)
         for entry in agent.resumed[given.resumed :]:
             given.lose_worker()
-            add("agent_resumed", entry.at_ms, worker=entry.worker, tokens=entry.tokens, why=entry.why)
+            given.resume_foretold = (entry.tokens, entry.why)
+            add("agent_resumed", entry.at_ms, worker=agent.worker, tokens=entry.tokens, why=entry.why)
         if agent.state != "waiting":
             if agent.opened_ms is not None and not given.opened:
                 given.opened = True

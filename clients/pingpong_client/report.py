@@ -110,7 +110,7 @@ def duration(seconds: float) -> str:
 def _notes(agent: AgentResult) -> Iterable[str]:
     """What is worth telling of an agent beside its figures."""
     if agent.attempt > 1:
-        yield f"restarted with the daemon, this is attempt {agent.attempt}"
+        yield f"had to begin again, this is attempt {agent.attempt}"
     for entry in agent.resumed:
         why = f": {entry.why}" if entry.why else ""
         yield f"resumed at {milliseconds(entry.at_ms)} ms, {number(entry.tokens)} tokens kept from {entry.worker}{why}"

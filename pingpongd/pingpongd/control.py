@@ -57,7 +57,6 @@ _SUBMISSIONS = 32
 """Of one client, checked and tokenized at a time; its others wait, and nobody else's do."""
 _SMALL_BYTES = 1024
 """A request up to this is decoded even from a client over its limits: it may be a `Seen`."""
-_LISTED = 10_000
 _LONGEST_TEXT = 4000
 """Characters of an error on the wire: it may quote what a client sent."""
 
@@ -263,8 +262,8 @@ class Control:
                 await self._submit(client, account, request, chains)
             case Attach(chain=chain):
                 self._snapshot(client, request.request, await chains.snapshot(chain), chains)
-            case ListChains():
-                self._reply(client, ChainList(request=request.request, chains=await chains.summaries(_LISTED)))
+            case ListChains(limit=limit):
+                self._reply(client, ChainList(request=request.request, chains=await chains.summaries(limit)))
             case GetStatus():
                 self._reply(client, status(request.request))
             case GetResult(chain=chain, prompt_ids=prompt_ids):

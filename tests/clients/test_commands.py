@@ -554,7 +554,7 @@ async def test_result_tells_of_what_was_survived(link, daemon, chain_file):
     for command in ("result", "attach"):
         lines = (await link.command(command, "c0")).out.splitlines()
         assert lines[-3] == "writer: resumed at 3,400 ms, 120 tokens kept from w0: it did not beat"
-        assert lines[-2] == "critic: restarted with the daemon, this is attempt 2"
+        assert lines[-2] == "critic: had to begin again, this is attempt 2"
         assert lines[-1] == "c0: finished, E2E 2,500 ms, ping-pong, resumed"
 
 

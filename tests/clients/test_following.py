@@ -125,6 +125,15 @@ def test_a_resumed_agent_keeps_what_it_gave():
     check(screen, daemon)
 
 
+def test_a_resumption_that_a_snapshot_told_of_is_not_told_again():
+    daemon, screen, following = Script(counts_characters=True), Screen(), Following("c0", NAMES)
+    screen.apply(following.take(daemon.write("writer", 3, 5)))
+    late = daemon.resume("writer")
+    for news in (daemon.snapshot(), late, daemon.resume("writer")):
+        screen.apply(following.take(news))
+    assert screen.resumed["writer"] == 2
+
+
 @pytest.mark.parametrize("kind", ["tokens", "opened", "agent_finished"])
 def test_what_a_void_attempt_still_sends_is_dropped(kind):
     daemon, following = Script(counts_characters=True), Following("c0", NAMES)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -300,6 +301,18 @@ async def test_a_key_of_the_callers_names_one_chain(link, daemon, chain):
         with pytest.raises(DataError, match="key: the key has 129 characters"):
             await client.submit(chain, key="x" * 129)
     assert first.id == second.id == "c0"
+
+
+@pytest.mark.parametrize("state", ["finished", "failed"])
+async def test_a_chain_that_had_ended_is_told_from_its_beginning(link, daemon, chain, state):
+    daemon.edit = lambda submit, result: msgspec.structs.replace(result, state=state)
+    async with link.client() as client:
+        for _ in range(2):
+            chain_id = await client.submit(chain, follow=True, key="nightly")
+            events = [event async for event in client.follow(chain_id)]
+            texts = [event.data["text"] for event in events if event.kind == "tokens"]
+            assert texts == ["text of writer", "text of critic"]
+            assert events[-1].data["state"] == state
 
 
 async def test_without_a_daemon_nothing_is_waited_for(link, daemon, chain):
