@@ -21,8 +21,8 @@ from provenance import provenance
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from faults.cell import CELLS
-from faults.matrix import run_matrix, table
-from faults.run import Outcome
+from faults.matrix import run_matrix
+from faults.outcome import Outcome, table
 
 
 def main() -> int:

@@ -15,8 +15,8 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 _SHORT_STOP_S: dict[Target, float] = {"client": 0.4, "supervisor": 0.4, "worker": 0.3, "engine": 0.6}
 _LONG_STOP_S: dict[Target, float] = {"client": 3.0, "supervisor": 3.0, "worker": 2.5, "engine": 8.0}
-"""Longer than what `service.WATCH` allows, five times a prefill of the whole prompt for engines; for clients longer than
-their own pings."""
+"""Longer than what `service.WATCH` allows, of engines five times what prefilling the whole prompt takes; of clients
+longer than their own pings."""
 
 
 class Cell(NamedTuple):

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from faults.cell import Cell
-from faults.matrix import run_matrix, table
-from faults.run import Outcome
+from faults.matrix import run_matrix
+from faults.outcome import Outcome, table
 
 _OUTCOMES = pytest.StashKey[list[Outcome]]()
 _SIDE_BY_SIDE = max(4, min(12, 3 * (os.cpu_count() or 1)))

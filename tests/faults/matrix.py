@@ -1,15 +1,25 @@
-"""The whole matrix: cells side by side, and the table of what became of them."""
+"""The whole matrix: cells side by side."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import signal
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from faults.cell import PHASES, SIGNALS, TARGETS, Cell
-from faults.run import CellRun, Outcome, prepare
+import msgspec
+
+from faults.cell import Cell
+from faults.outcome import Outcome
+from faults.run import CellRun
+from faults.scene import OPTIONS, chain, config
 from faults.service import Service
+from pingpong_bus.messages import ChainResult
+from pingpong_client import AsyncClient
 
 _TRIES = 3
 """A cell whose signal came too late for its phase says nothing, and is run again."""
@@ -45,22 +55,35 @@ async def run_matrix(cells: Sequence[Cell], *, side_by_side: int, tell: Callable
     return [found[cell] for cell in cells]
 
 
-def table(outcomes: Iterable[Outcome]) -> str:
-    """The matrix as text; cells that were not run are empty."""
-    briefs = {outcome.cell: outcome for outcome in outcomes}
-    rows = [["", "", *PHASES]]
-    for signal in SIGNALS:
-        for target in TARGETS:
-            row = [signal if target == TARGETS[0] else "", target]
-            for phase in PHASES:
-                cell = Cell(signal, target, phase)
-                outcome = briefs.get(cell.name)
-                mark = "" if outcome is None else outcome.brief
-                row.append(f"{mark} ({cell.stop_s:g} s)" if outcome is not None and cell.stop_s else mark)
-            rows.append(row)
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "-" * max(map(len, lines)))
-    lines.append("ok: every accepted chain finished with the right tokens, each was read once, nothing was left behind")
-    lines.append("rN: agents went on N times after their worker was lost; aN: an agent began anew, for the Nth time")
-    return "\n".join(lines)
+@asynccontextmanager
+async def running(service: Service, text: str) -> AsyncIterator[AsyncClient]:
+    """The service, for the time of the context."""
+    service.start(text)
+    await service.ready()
+    async with service.client() as client:
+        yield client
+    await service.stop()
+
+
+async def prepare(folder: Path) -> tuple[ChainResult, Path]:
+    """Run the chain undisturbed, and let a daemon die that has accepted it.
+
+    Returns:
+        The result in series, and a state directory that is called after the chain accepted.
+    """
+    service = Service(folder / "prepare")
+    try:
+        async with running(service, config("decoding")) as client:
+            serial = msgspec.structs.replace(OPTIONS, mode="serial")
+            reference = await client.run(chain(), options=serial)
+        service.start(config("decoding"))
+        await service.ready()
+        async with service.client() as client:
+            accepted = await client.submit(chain(), options=OPTIONS)
+            os.kill(service.pid, signal.SIGKILL)
+            await service.ended()
+    finally:
+        service.kill()
+    kept = folder / accepted
+    shutil.copytree(service.state_dir, kept)
+    return reference, kept

@@ -101,3 +101,18 @@ def check_reading(events: list[ChainEvent], result: ChainResult, *, from_start: 
 
 def _index(result: ChainResult, name: str) -> int:
     return [agent.name for agent in result.agents].index(name)
+
+
+def check_result(result: ChainResult, reference: ChainResult) -> None:
+    """Check a chain against an undisturbed run of it.
+
+    Raises:
+        CellFault: it has not finished, or read or wrote something else.
+    """
+    if result.state != "finished":
+        raise CellFault(f"the chain {result.id} {result.state}: {result.error or 'no cause is given'}")
+    for got, expected in zip(result.agents, reference.agents, strict=True):
+        if got.output_ids != expected.output_ids or got.text != expected.text:
+            raise CellFault(f"{got.name} wrote {got.output_ids}, and undisturbed {expected.output_ids}")
+        if got.prompt_digest != expected.prompt_digest:
+            raise CellFault(f"{got.name} read another prompt than undisturbed")

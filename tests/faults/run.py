@@ -7,17 +7,16 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from faults.cell import Cell
-from faults.reader import Reader, check_reading
+from faults.client_handle import ClientProcess
+from faults.outcome import Outcome
+from faults.phases import BEGINS, ENDS, STRUCK
+from faults.reader import Reader, check_reading, check_result
 from faults.scene import GROUPS, OPTIONS, chain, config, warm_up
 from faults.service import CellFault, Service, engine_of, until
 from pingpong_bus.errors import PingpongError
@@ -26,78 +25,6 @@ from pingpong_client import AsyncClient
 
 _CELL_S = 150.0
 """A hang limit for a whole cell."""
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a cell."""
-
-    cell: str
-    wrong: str = ""
-    """What went wrong; empty where nothing did."""
-    missed: bool = False
-    """The signal came too late for its phase: the cell has to be run again."""
-    stop_s: float | None = None
-    """Of SIGSTOP, until SIGCONT."""
-    exit_codes: list[int] = []
-    """Of the daemon's lives."""
-    resumed: int = 0
-    """Workers that agents have outlived."""
-    attempts: int = 1
-    """The highest of any agent."""
-    clean_s: float = 0.0
-    """From the daemon's last unasked end until nothing of it was left."""
-    seconds: float = 0.0
-    log: list[str] = []
-    """The daemon's last words, where something went wrong."""
-
-    @property
-    def brief(self) -> str:
-        """For the table."""
-        if self.missed:
-            return "missed"
-        if self.wrong:
-            return "WRONG"
-        marks = [f"r{self.resumed}"] * bool(self.resumed) + [f"a{self.attempts}"] * (self.attempts > 1)
-        return " ".join(["ok", *marks])
-
-
-class ClientProcess:
-    """A client that can be hit."""
-
-    def __init__(self, service: Service, number: int, how: str, what: str) -> None:
-        self.out = service.folder / f"client-{number}.jsonl"
-        self.out.unlink(missing_ok=True)
-        self.words = service.folder / f"client-{number}.err"
-        script = Path(__file__).with_name("client_process.py")
-        with self.words.open("wb") as words:
-            self.process = subprocess.Popen(
-                [sys.executable, str(script), str(service.runtime_dir / "control.sock"), str(self.out), how, what],
-                stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
-            )
-
-    def read(self, kind: str) -> list[Any]:
-        """What it has written down of one kind; a line that a signal cut off does not count."""
-        if not self.out.exists():
-            return []
-        lines = self.out.read_bytes().split(b"\n")[:-1]
-        return [entry[kind] for line in lines if kind in (entry := msgspec.json.decode(line))]
-
-    async def wrote(self, kind: str) -> Any:
-        """Wait for the first thing of a kind."""
-
-        def there() -> bool:
-            if self.process.poll() is not None and not self.read(kind):
-                raise CellFault(f"a client ended with {self.process.returncode}: {self.words.read_text()[-500:]}")
-            return bool(self.read(kind))
-
-        await until(there, f"{kind} from a client")
-        return self.read(kind)[0]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 class CellRun:
@@ -186,32 +113,14 @@ class CellRun:
             client = await self._connected()
             await asyncio.gather(*(client.run(warm_up(), options=SubmitOptions(group=group)) for group in GROUPS))
         first = await self._submit()
+        await first.until(lambda: first.has(*BEGINS[cell.phase]), cell.phase)
         if cell.phase == "waiting":
-            await first.until(lambda: first.has("writing", "first"), "a first token")
-            reader = await self._submit()
-            status = await self._client.result(reader.chain)
-            self._missed = status.state != "queued"
-            await self._find(first, "first")
-            self._missed |= first.has("agent_finished", "second")
-            return
-        agent = "first" if cell.phase == "draining" else "second"
-        conditions = {
-            "appending": lambda: first.has("reading", "second"),
-            "finalizing": lambda: first.has("finalized", "second"),
-            "decoding": lambda: first.has("tokens", "second"),
-            "draining": lambda: first.has("writing", "first"),
-        }
-        ends = {
-            "appending": ("agent_finished", "first"),
-            "finalizing": ("writing", "second"),
-            "decoding": ("agent_finished", "second"),
-            "draining": ("agent_finished", "third"),
-        }
-        await first.until(conditions[cell.phase], cell.phase)
-        if cell.phase == "draining":
+            second = await self._submit()
+            self._missed = (await self._client.result(second.chain)).state != "queued"
+        elif cell.phase == "draining":
             await self._drain()
-        await self._find(first, agent)
-        self._missed = first.has(*ends[cell.phase])
+        await self._find(first, STRUCK[cell.phase])
+        self._missed |= first.has(*ENDS[cell.phase])
 
     async def _find_loading(self) -> None:
         service = self._service
@@ -318,7 +227,7 @@ class CellRun:
         whole = not client.read("snapshot")
         if whole:
             check_reading(events, result)
-        self._check_result(result)
+        check_result(result, self._reference)
 
     # ----------------------------------------------------------------------------------------------------- the judgment
 
@@ -326,16 +235,7 @@ class CellRun:
         for reader in self._readers:
             assert reader.result is not None
             check_reading(reader.events, reader.result, from_start=self._cell.phase != "loading")
-            self._check_result(reader.result)
-
-    def _check_result(self, result: ChainResult) -> None:
-        if result.state != "finished":
-            raise CellFault(f"the chain {result.id} {result.state}: {result.error or 'no cause is given'}")
-        for got, expected in zip(result.agents, self._reference.agents, strict=True):
-            if got.output_ids != expected.output_ids or got.text != expected.text:
-                raise CellFault(f"{got.name} wrote {got.output_ids}, and undisturbed {expected.output_ids}")
-            if got.prompt_digest != expected.prompt_digest:
-                raise CellFault(f"{got.name} read another prompt than undisturbed")
+            check_result(reader.result, self._reference)
 
     # ---------------------------------------------------------------------------------------------------------- helpers
 
@@ -353,37 +253,3 @@ class CellRun:
     def _start_client(self, how: str, what: str) -> ClientProcess:
         self._clients.append(ClientProcess(self._service, len(self._clients), how, what))
         return self._clients[-1]
-
-
-@contextlib.asynccontextmanager
-async def running(service: Service, text: str) -> AsyncIterator[AsyncClient]:
-    """The service, for the time of the context."""
-    service.start(text)
-    await service.ready()
-    async with service.client() as client:
-        yield client
-    await service.stop()
-
-
-async def prepare(folder: Path) -> tuple[ChainResult, Path]:
-    """Run the chain undisturbed, and let a daemon die that has accepted it.
-
-    Returns:
-        The result in series, and a state directory that is called after the chain accepted.
-    """
-    service = Service(folder / "prepare")
-    try:
-        async with running(service, config("decoding")) as client:
-            serial = msgspec.structs.replace(OPTIONS, mode="serial")
-            reference = await client.run(chain(), options=serial)
-        service.start(config("decoding"))
-        await service.ready()
-        async with service.client() as client:
-            accepted = await client.submit(chain(), options=OPTIONS)
-            os.kill(service.pid, signal.SIGKILL)
-            await service.ended()
-    finally:
-        service.kill()
-    kept = folder / accepted
-    shutil.copytree(service.state_dir, kept)
-    return reference, kept

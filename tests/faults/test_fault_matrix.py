@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from faults.cell import CELLS, Cell
-from faults.run import Outcome
+from faults.outcome import Outcome
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
