@@ -135,7 +135,7 @@ class Daemon:
     ) -> Fleet:
         config = self._config
         self._notifier.status("fetching the model")
-        model = await fetch_model(config.model) if config.engine == "vllm" else config.model
+        model = await fetch_model(config.model, runtime, sweeper) if config.engine == "vllm" else config.model
         self._fleet = Fleet(config, model, runtime, slab, context, chains.runs, sweeper)
         await self._fleet.start()
         chains.serve(self._fleet)  # only now: a chain that came earlier would find half of the groups

@@ -12,18 +12,27 @@ from typing import Any
 import structlog
 
 from pingpong_bus.errors import ConfigError
+from pingpong_worker.shared_memory_names import PREFIX_VARIABLE, worker_prefix
+from pingpongd.process import Guard
+from pingpongd.runtime_dir import RuntimeDir
 
 _log = structlog.get_logger()
 
 
-async def fetch_model(name: str) -> str:
+async def fetch_model(name: str, runtime: RuntimeDir, guard: Guard) -> str:
     """A folder or a Hugging Face name for `name`; the embedded model is fetched and converted where it is not yet.
 
     Cancelled, it ends the fetching; what was fetched so far is thrown away.
 
+    Args:
+        name: as configured.
+        runtime: where the process has its temporary files.
+        guard: ends the process, and what it runs, should this one be killed.
+
     Raises:
         ConfigError: there is no such folder, or the model cannot be had.
     """
+    prefix = worker_prefix(runtime.segment_prefix)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -32,7 +41,9 @@ async def fetch_model(name: str) -> str:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         process_group=0,
+        env=os.environ | {"TMPDIR": str(runtime.temporary), PREFIX_VARIABLE: prefix},
     )
+    guard.watch(process.pid, prefix)
     try:
         assert process.stdout is not None  # noqa: S101 - asked for above
         last: dict[str, Any] = {}
@@ -45,6 +56,7 @@ async def fetch_model(name: str) -> str:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+        guard.forget(process.pid)
     if "error" in last:
         raise ConfigError(**last["error"])
     if "path" not in last:

@@ -72,16 +72,16 @@ class Sweeper:
             await self._exited.wait()
 
     def watch(self, pid: int, prefix: str) -> None:
-        """Tell it of a worker that has just been started, and not been reaped.
+        """Tell it of a worker that has just been started; harmless where it has ended and been reaped.
 
         Args:
             pid: of the worker, which leads a process group.
             prefix: of the worker's names in /dev/shm.
         """
         stat = read_stat(pid)
-        assert stat is not None  # noqa: S101 - a child that has not been reaped is there
-        self._watched[pid] = f"{pid} {stat.id.born} {prefix}\n"
-        self._tell(self._watched[pid])
+        if stat is not None:
+            self._watched[pid] = f"{pid} {stat.id.born} {prefix}\n"
+            self._tell(self._watched[pid])
 
     def forget(self, pid: int) -> None:
         """A worker is gone with everything that it started; harmless where it was forgotten before.
