@@ -285,9 +285,12 @@ class Store:
         erasing = self._erase(partial(queries.forget, chain_id))
         emptied = self._writer.empty_log()  # queued at once: who is cancelled from here on has erased all the same
         erased = await asyncio.shield(erasing)
-        await asyncio.shield(asyncio.wrap_future(emptied))
         if not erased and chain_id in self._pending:
-            raise StoreError(f"the chain {chain_id} cannot be erased for now: its end could not be written yet.")
+            raise StoreError(
+                f"the chain {chain_id} cannot be erased for now: its end could not be written yet.",
+                hint="Try again when the disk has room.",
+            )
+        await asyncio.shield(asyncio.wrap_future(emptied))
         return bool(erased)
 
     async def expire(self, now: float) -> _Ids:

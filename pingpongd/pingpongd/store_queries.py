@@ -19,6 +19,8 @@ _MIB = 1024 * 1024
 _CHAINS_AT_ONCE = 256
 """Erased in one transaction, and about so many bytes: erasing writes zeros, and other work has to come between."""
 _BYTES_AT_ONCE = 16 * _MIB
+_PAGES_AT_ONCE = 8192
+"""Given back to the file system in the same transaction."""
 
 # --------------------------------------------------------------------------------------------------------- changes
 
@@ -202,5 +204,7 @@ def _erase(connection: sqlite3.Connection, numbers: list[int]) -> Erased:
     with transaction(connection):
         for number in numbers:
             erased += connection.execute("DELETE FROM chain WHERE number = ? RETURNING id, key", (number,)).fetchall()
-        connection.execute("PRAGMA incremental_vacuum").fetchall()
+        (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+        for _ in range(min(free, _PAGES_AT_ONCE)):
+            connection.execute("PRAGMA incremental_vacuum(1)")  # one step, and so one page, is all that execute makes
     return erased

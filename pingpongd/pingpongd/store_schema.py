@@ -168,7 +168,7 @@ def _check(path: Path, known: int) -> None:
 
 def _damaged(path: Path, problem: str) -> ConfigError:
     return ConfigError(
-        f"{path} is damaged: {problem}.",
+        f"{path} is damaged: {' '.join(problem.split())}.",
         field="state_dir",
         hint=f"Nothing was changed. `sqlite3 {path} .recover | sqlite3 saved.db` saves what can be saved; with the "
         "folder's chains.db files moved away the daemon starts with an empty store.",
