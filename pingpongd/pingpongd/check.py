@@ -58,7 +58,7 @@ def findings(load: Callable[[], DaemonConfig]) -> Iterator[Finding]:
     )
     where = check_places.find_places(config, os.environ)
     yield from check_engine.engine_findings(config)
-    yield from check_engine.model_findings(config, where.cache)
+    yield from check_engine.model_findings(config, where.cache, where.uid)
     yield from check_machine.machine_findings(config)
     yield from check_places.place_findings(config, where)
     yield check_machine.clock_finding(_newest(where.state))

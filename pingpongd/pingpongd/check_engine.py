@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import pwd
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,14 +63,22 @@ def engine_findings(config: DaemonConfig | None) -> Iterator[Finding]:
         yield judge_extras(broken, versions["torch"])
 
 
-def model_findings(config: DaemonConfig, cache: Path) -> Iterator[Finding]:
-    """The model: there, or to be had."""
+def model_findings(config: DaemonConfig, cache: Path, uid: int) -> Iterator[Finding]:
+    """The model: there, or to be had, by the daemon's user."""
     if config.engine != "vllm":
         return
     environment = os.environ | config.environment
     hub = Path(environment.get("HF_HUB_CACHE") or Path(environment.get("HF_HOME") or cache / "huggingface") / "hub")
     offline = environment.get("HF_HUB_OFFLINE", "") not in ("", "0")
     yield judge_model(config.model, cache / "pingpongd" / "models", hub, offline=offline)
+    folder = Path(config.model).expanduser()
+    if folder.is_dir() and (closed := first_closed([folder.absolute(), *folder.absolute().iterdir()], uid)) is not None:
+        error = ConfigError(
+            f"{closed} cannot be read by uid {uid}, which the daemon runs as.",
+            field="model",
+            hint=f"chmod -R o+rX {folder}, and o+x the folders above it.",
+        )
+        yield failed("model", error)
 
 
 def judge_vllm(versions: Mapping[str, str | None], session: SessionKind) -> Finding:
@@ -155,6 +165,28 @@ def judge_model(name: str, embedded_cache: Path, hub: Path, *, offline: bool) ->
     return doubtful(
         "model", f"{name} is not in {hub} yet.", "The first start fetches it: the model hub has to be reached then."
     )
+
+
+def first_closed(paths: Iterable[Path], uid: int) -> Path | None:
+    """The first of these, or of the folders above, that a user may not read or pass through; None: all are open."""
+    groups = _groups(uid)
+    for path in paths:
+        real = path.resolve()
+        for place in (*reversed(real.parents), real):
+            status = place.stat()
+            wanted = stat.S_IXOTH if place.is_dir() else stat.S_IROTH
+            shift = 6 if status.st_uid == uid else 3 if status.st_gid in groups else 0
+            if uid != 0 and not status.st_mode & wanted << shift:
+                return place
+    return None
+
+
+def _groups(uid: int) -> set[int]:
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return set()
+    return set(os.getgrouplist(user.pw_name, user.pw_gid))
 
 
 def _installed(distribution: str) -> str | None:

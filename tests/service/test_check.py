@@ -18,7 +18,7 @@ import pytest
 
 from pingpongd import check_engine
 from pingpongd.check import check, findings
-from pingpongd.check_engine import Fault, judge_extras, judge_model, judge_vllm
+from pingpongd.check_engine import Fault, first_closed, judge_extras, judge_model, judge_vllm
 from pingpongd.check_machine import devices_finding, judge_clock, judge_driver, judge_memlock, judge_shm, judge_slab
 from pingpongd.check_places import (
     Folder,
@@ -38,6 +38,13 @@ NOW = 1_800_000_000.0
 
 def config(**more: object) -> DaemonConfig:
     return parse_config({"groups": [GROUP], "engine": "simulated", **more})
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Short enough for sockets, and below no closed folder, unlike a test's own."""
+    with tempfile.TemporaryDirectory(prefix="pp") as name:
+        yield Path(name)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +111,19 @@ def test_models(tmp_path: Path) -> None:
     assert judged(str(folder)) == "warning"
     (folder / "model.safetensors").touch()
     assert judged(str(folder)) == "ok"
+
+
+def test_what_the_daemons_user_may_not_read_is_found(short_path: Path) -> None:
+    stranger = 4_000_000_000
+    short_path.chmod(0o755)
+    weights = short_path / "model.safetensors"
+    weights.touch(0o600)
+    assert first_closed([weights], os.getuid()) is None
+    assert first_closed([weights], stranger) == weights
+    weights.chmod(0o644)
+    assert first_closed([short_path, weights], stranger) is None
+    short_path.chmod(0o750)
+    assert first_closed([weights], stranger) == short_path
 
 
 def test_machine() -> None:
@@ -237,13 +257,6 @@ def test_a_bad_configuration_does_not_end_the_check(tmp_path: Path, capsys: pyte
     assert {"vllm", "clock"} <= set(found)
     assert check(load, as_json=False) == 78
     assert capsys.readouterr().out.startswith("error    config         slotz: ")
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """Short enough for sockets, which a test's own folder need not be."""
-    with tempfile.TemporaryDirectory(prefix="pp") as name:
-        yield Path(name)
 
 
 def test_the_command(short_path: Path) -> None:

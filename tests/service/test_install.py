@@ -12,7 +12,7 @@ import pytest
 
 from pingpong_bus.errors import ConfigError
 from pingpongd import install_service
-from pingpongd.config import parse_config
+from pingpongd.config import load_config, parse_config
 from pingpongd.install_service_config import first_config
 from pingpongd.install_service_plan import (
     MakeFolder,
@@ -26,6 +26,7 @@ from pingpongd.install_service_plan import (
 )
 
 HOME = Path("/home/alice")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_systems_service_is_installed_in_order() -> None:
@@ -95,6 +96,11 @@ def test_the_first_configuration_is_valid(gpus: int, cores: list[int], user: boo
     assert config.client_group == (None if user else "pingpong")
     assert config.engine == "vllm"
     assert ("systemctl --user restart pingpongd`" in text) == user
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda file: file.name)
+def test_examples_are_valid(file: Path) -> None:
+    assert load_config(file).groups
 
 
 def test_steps_are_carried_out(tmp_path: Path) -> None:
