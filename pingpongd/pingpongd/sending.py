@@ -59,9 +59,13 @@ def bind(socket: zmq.asyncio.Socket, endpoint: str, *, own_user_only: bool = Tru
 
 
 def bind_router(
-    context: zmq.asyncio.Context, endpoint: str, *, linger_ms: int, queued_frames: int, received_frames: int = 1000
+    context: zmq.asyncio.Context, endpoint: str, *, linger_ms: int, queued_frames: int, received_frames: int = 100
 ) -> zmq.asyncio.Socket:
-    """A bound ROUTER for peers of this user's; see `make_router` and `bind`."""
+    """A bound ROUTER for peers of this user's; see `make_router` and `bind`.
+
+    What a peer has sent outlives its connection until it is received, so that one which connects again and again has
+    `received_frames` waiting each time.
+    """
     socket = make_router(context, linger_ms=linger_ms, queued_frames=queued_frames, received_frames=received_frames)
     try:
         bind(socket, endpoint)
