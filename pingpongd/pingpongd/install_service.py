@@ -86,16 +86,8 @@ def uninstall(options: argparse.Namespace) -> None:
 
 
 def unit_folder() -> Path:
-    """The unit files that are shipped: beside this file in an installation, in systemd/ in a checkout.
-
-    Raises:
-        ConfigError: they are in neither place.
-    """
-    here = Path(__file__).resolve().parent
-    for folder in (here / "systemd", here.parents[1] / "systemd"):
-        if (folder / "pingpongd.service").is_file():
-            return folder
-    raise ConfigError("the unit files are missing from this installation.", hint="Install pingpongd again.")
+    """The unit files that are shipped: systemd/ of the project, which is linked into this package."""
+    return Path(__file__).resolve().parent / "systemd"
 
 
 def _places(options: argparse.Namespace) -> Places:
