@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -13,7 +14,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from pingpong_bus.chain import Chain, parse_chain, resolve_inputs
-from pingpong_bus.errors import ChainFailed, DaemonUnavailable, DataError, Overloaded
+from pingpong_bus.errors import ChainFailed, DataError, Overloaded
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -40,11 +41,13 @@ from pingpong_client.address import socket_path
 from pingpong_client.connection import Connection
 from pingpong_client.following import ENDED_STATES, Following
 from pingpong_client.link import DaemonLink
+from pingpong_client.reading import attach_hint, read_events
 from pingpong_client.transport import Transport, ZmqTransport
 
 TIMEOUT_S = 10.0
 PING_S = 2.0
 RECONNECT_S = 60.0
+STARTING_POLL_S = 0.5
 MAX_KEY_CHARACTERS = 128
 """Of `Submit.key`."""
 
@@ -150,23 +153,21 @@ class AsyncClient:
         chosen = secrets.token_hex(16) if key is None else key
         tries = 0
 
+        def build(number: int) -> Submit:
+            return Submit(
+                request=number,
+                version=PROTOCOL_VERSION,
+                chain=checked,
+                inputs=given,
+                options=options or SubmitOptions(),
+                follow=follow,
+                key=chosen,
+            )
+
         async def work(connection: Connection) -> str:
             nonlocal tries
             tries += 1
-            accepted = await connection.request(
-                lambda number: Submit(
-                    request=number,
-                    version=PROTOCOL_VERSION,
-                    chain=checked,
-                    inputs=given,
-                    options=options or SubmitOptions(),
-                    follow=follow,
-                    key=chosen,
-                ),
-                Accepted,
-                follow=follow,
-                patient=True,  # a worker tokenizes the prompts first, those of chains before this one too
-            )
+            accepted = await self._hand_in(connection, build, follow=follow, again=tries > 1)
             if follow:
                 known_before = tries > 1 or key is not None  # it may have begun, or ended: a snapshot tells
                 names = [agent.name for agent in checked.agents]
@@ -205,7 +206,7 @@ class AsyncClient:
             async with aclosing(self.follow(chain)) as events:
                 async for _ in events:
                     pass
-            result = await self._link.persist(lambda connection: _result(connection, chain), hint=_follow_hint(chain))
+            result = await self._link.persist(lambda connection: _result(connection, chain), hint=attach_hint(chain))
             if result.state in ENDED_STATES:  # else a restarted daemon runs the end once more
                 return result
 
@@ -228,16 +229,9 @@ class AsyncClient:
         if following is None:
             return
         try:
-            while not following.ended:
-                try:
-                    connection = await self._link.connected()
-                    async with aclosing(_news(connection, following)) as news:
-                        async for event in news:
-                            yield event
-                except Overloaded:
-                    raise
-                except DaemonUnavailable as error:
-                    await self._link.restored(error, hint=_follow_hint(chain))
+            async with aclosing(read_events(self._link, following)) as events:
+                async for event in events:
+                    yield event
         finally:
             if self._following.get(chain) is following:
                 del self._following[chain]
@@ -324,29 +318,22 @@ class AsyncClient:
         connection = await self._link.connected()
         return await connection.request(build, expect, patient=patient)
 
+    async def _hand_in(
+        self, connection: Connection, build: Callable[[int], Submit], *, follow: bool, again: bool
+    ) -> Accepted:
+        """Submit, and where a daemon was restarted in the middle of that, once its engines serve."""
+        while True:
+            try:
+                # Patient, for a worker tokenizes the prompts first, those of chains before this one too.
+                return await connection.request(build, Accepted, follow=follow, patient=True)
+            except Overloaded:
+                if not again or not await _is_starting(connection):
+                    raise
+            await asyncio.sleep(STARTING_POLL_S)
+
     def _tell_away(self, away: bool) -> None:
         if self.on_away is not None:
             self.on_away(away)
-
-
-async def _news(connection: Connection, following: Following) -> AsyncGenerator[ChainEvent, None]:
-    """What a connection brings of a chain, until it has ended."""
-    chain = following.chain
-    if not connection.follows(chain):  # a new connection
-        for event in following.take(await connection.attach(chain)):
-            yield event
-        if following.ended:
-            return
-    asked = False
-    async with aclosing(connection.news(chain)) as news:
-        async for item in news:
-            for event in following.take(item):
-                yield event
-            if following.ended:
-                return
-            if following.stale and not asked:
-                await connection.attach(chain)  # its snapshot comes with the news
-            asked = following.stale
 
 
 async def _result(connection: Connection, chain: str, *, prompt_ids: bool = False) -> ChainResult:
@@ -357,8 +344,9 @@ async def _result(connection: Connection, chain: str, *, prompt_ids: bool = Fals
     return reply.result
 
 
-def _follow_hint(chain: str) -> str:
-    return f"Once it runs again, `pingpong-client attach {chain}` follows the chain to its end."
+async def _is_starting(connection: Connection) -> bool:
+    status = await connection.request(lambda number: GetStatus(request=number, version=PROTOCOL_VERSION), StatusReply)
+    return status.state == "starting"
 
 
 def finished(result: ChainResult) -> ChainResult:

@@ -284,6 +284,29 @@ async def test_a_submission_whose_answer_was_lost_runs_once(link, daemon, chain,
     assert list(daemon.results) == ["c0"]
 
 
+@pytest.mark.parametrize("state", ["starting", "draining"])
+async def test_a_daemon_that_was_restarted_under_a_submission_may_load_first(link, daemon, chain, monkeypatch, state):
+    monkeypatch.setattr("pingpong_client.client.STARTING_POLL_S", 0.001)
+    answer = daemon._answer
+    refusals = iter([LOST, Overloaded("no engine serves yet."), Overloaded("no engine serves yet."), None])
+    daemon.edit_status = lambda status: msgspec.structs.replace(status, state=state)
+
+    def refuse(request):
+        if isinstance(request, Submit) and (error := next(refusals)) is not None:
+            raise error
+        answer(request)
+
+    daemon._answer = refuse
+    async with link.client() as client:
+        if state == "starting":
+            assert (await asyncio.wait_for(client.run(chain), HANG_S)).state == "finished"
+            assert len(asked(daemon, Submit)) == 4
+        else:
+            with pytest.raises(Overloaded):
+                await asyncio.wait_for(client.run(chain), HANG_S)
+            assert len(asked(daemon, Submit)) == 2
+
+
 async def test_a_refusal_is_not_tried_again(link, daemon, chain):
     daemon.refuse[Submit] = Overloaded("the daemon is shutting down.")
     async with link.client() as client:
