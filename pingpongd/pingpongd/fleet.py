@@ -29,7 +29,7 @@ from pingpongd.placement import GroupView
 from pingpongd.process import Guard
 from pingpongd.restart import GiveUp
 from pingpongd.runtime_dir import RuntimeDir
-from pingpongd.worker_drain import drain
+from pingpongd.worker_drain import finish_hops
 from pingpongd.worker_end import kill_group
 from pingpongd.worker_handle import EndOrder, Worker
 from pingpongd.worker_link import WorkerLink, lost
@@ -201,7 +201,7 @@ class Fleet:
         fresh = worker.number
         if worker.state == "ready":
             fresh += 1
-            await drain(worker, deadline_s)
+            await finish_hops(worker, deadline_s)
         await worker.until(
             lambda: worker.state == "failed" or (worker.state == "ready" and worker.number >= fresh) or self._stopping
         )

@@ -11,7 +11,7 @@ from pingpongd.worker_handle import EndOrder, Worker
 _log = structlog.get_logger()
 
 
-async def drain(worker: Worker, deadline_s: float) -> None:
+async def finish_hops(worker: Worker, deadline_s: float) -> None:
     """Wait for the last hop of a worker that serves, not longer than that, and order its end.
 
     Returns as well where it ends for another reason before. Cancelled, it goes on to serve.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import signal
 from pathlib import Path
@@ -87,6 +88,20 @@ async def test_whoever_reads_a_worker_hears_its_successor(folder: Path) -> None:
                 host.start_hop()
         finally:
             reader.close(0)
+
+
+async def test_replacements_leave_nothing_behind(folder: Path) -> None:
+    async with fleet_host(folder, fleet_config("a", restart={"give_up_after": 100})) as host:
+
+        def held() -> tuple[int, int, int]:
+            return psutil.Process().num_fds(), len(asyncio.all_tasks()), len(psutil.Process().children())
+
+        for start in range(1, 7):
+            host.signal(signal.SIGKILL)
+            await host.serves_again(after=start)
+            if start == 2:
+                at_first = held()  # the first replacement brings threads and descriptors that stay
+        await host.until(lambda: held() <= at_first, "as many descriptors, tasks and processes as before")
 
 
 async def test_no_hop_starts_on_a_worker_that_is_gone(folder: Path) -> None:
