@@ -257,6 +257,15 @@ class AnyChain(RuleBasedStateMachine):
             elif isinstance(command, Finish):
                 self.finishes.append(command)
 
+    def whole(self, *phases: Phase) -> list[int]:
+        """Agents in these phases whose prompt is complete: who writes has read all."""
+        over = (Phase.WRITTEN, Phase.DONE)
+        return [
+            index
+            for index, phase in enumerate(self.state.phases)
+            if phase in phases and all(self.state.phases[at] in over for at in self.state.upstreams[index])
+        ]
+
     def pick(self, data: st.DataObject, *phases: Phase) -> int:
         return data.draw(st.sampled_from([i for i, phase in enumerate(self.state.phases) if phase in phases]))
 
@@ -270,10 +279,10 @@ class AnyChain(RuleBasedStateMachine):
     def opened(self, data: st.DataObject) -> None:
         self.apply(Opened(self.pick(data, Phase.DISPATCHED, Phase.RESUMING)))
 
-    @precondition(lambda self: {Phase.DISPATCHED, Phase.RESUMING} & set(self.state.phases))
+    @precondition(lambda self: {Phase.DISPATCHED, Phase.RESUMING, Phase.YIELDING} & set(self.state.phases))
     @rule(data=st.data())
     def held(self, data: st.DataObject) -> None:
-        self.apply(Held(self.pick(data, Phase.DISPATCHED, Phase.RESUMING)))
+        self.apply(Held(self.pick(data, Phase.DISPATCHED, Phase.RESUMING, Phase.YIELDING)))
 
     @precondition(lambda self: self.state.held)
     @rule(data=st.data())
@@ -285,7 +294,10 @@ class AnyChain(RuleBasedStateMachine):
     def lost(self, data: st.DataObject, written: bool) -> None:
         index = self.pick(data, *LIVE)
         phase = self.state.phases[index]
-        written = written if phase in (Phase.DISPATCHED, Phase.READING) else phase is not Phase.YIELDING
+        if phase in (Phase.DISPATCHED, Phase.READING):
+            written = written and index in self.whole(phase)
+        else:
+            written = phase is not Phase.YIELDING
         self.apply(Lost(index, written))
 
     @precondition(lambda self: self.state.stage is not Stage.QUEUED)
@@ -293,15 +305,16 @@ class AnyChain(RuleBasedStateMachine):
     def moved(self) -> None:
         self.apply(Moved("serial"))
 
-    @precondition(lambda self: {Phase.READING, Phase.RESUMING} & set(self.state.phases))
+    @precondition(lambda self: self.whole(Phase.READING, Phase.RESUMING))
     @rule(data=st.data())
     def first_token(self, data: st.DataObject) -> None:
-        self.apply(FirstToken(self.pick(data, Phase.READING, Phase.RESUMING)))
+        self.apply(FirstToken(data.draw(st.sampled_from(self.whole(Phase.READING, Phase.RESUMING)))))
 
-    @precondition(lambda self: {Phase.READING, Phase.WRITING} & set(self.state.phases))
+    @precondition(lambda self: self.whole(Phase.READING, Phase.WRITING, Phase.RESUMING))
     @rule(data=st.data())
     def finished(self, data: st.DataObject) -> None:
-        self.apply(Ended(self.pick(data, Phase.READING, Phase.WRITING), "finished"))
+        choices = self.whole(Phase.READING, Phase.WRITING, Phase.RESUMING)
+        self.apply(Ended(data.draw(st.sampled_from(choices)), "finished"))
 
     @precondition(lambda self: LIVE & set(self.state.phases))
     @rule(data=st.data(), end=st.sampled_from(["failed", "aborted"]))
