@@ -14,9 +14,13 @@ from pingpong_bus.private_socket import bind_private
 from pingpong_bus.slab import LogState
 from pingpong_bus.subscriber import Subscriber
 
-_MAX_SUBSCRIPTION_BYTES = 1024
-"""Of one frame that a subscriber sends: a topic is 8 bytes, the handshake's frames are about 100. ZeroMQ keeps what
-is subscribed to, and closes the connection of a peer that sends longer ones."""
+_MAX_SUBSCRIPTION_BYTES = 64
+"""Of one frame that a subscriber sends: a topic is 8 bytes, the handshake's frame 25. Peers that send longer ones are
+cut off: ZeroMQ keeps topics in a tree, a node for each byte, and frees it by recursion (libzmq 4.3.5), so that a topic
+of a megabyte would be the end of this process."""
+_WAITING_SUBSCRIPTIONS = 16
+"""Of one subscriber. Those that wait are all handled within some later `ring`, so that a flood of them must not wait
+here but with its sender."""
 
 
 class Publisher:
@@ -40,6 +44,7 @@ class Publisher:
         self._socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, high_water_mark)
+        self._socket.setsockopt(zmq.RCVHWM, _WAITING_SUBSCRIPTIONS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_SUBSCRIPTION_BYTES)
         try:
             bind_private(self._socket, endpoint)
