@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pingpong_worker.shared_memory_names import unlink_segments
 from pingpongd.leftovers import clear_abandoned
-from pingpongd.process_group import ProcessId
+from pingpongd.process_group import ProcessId, read_stat
 from pingpongd.worker_remains import Segments, WorkerRemains, boot_ticks, process_table
 
 _STDIN = 0
@@ -99,15 +99,21 @@ class SweeperProcess:
     def _watch(self, worker: WorkerRemains) -> None:
         self._segments.look(list(self._workers.values()))
         self._segments.pass_over_present()
+        self._next_look = 0.0
         try:
             descriptor = os.pidfd_open(worker.leader.pid)
         except ProcessLookupError:
             worker.ended = boot_ticks()
             self._ended.append(worker)
-        else:
-            self._workers[descriptor] = worker
-            self._poll.register(descriptor, select.POLLIN)
-        self._next_look = 0.0
+            return
+        stat = read_stat(worker.leader.pid)
+        if stat is None or stat.id != worker.leader:  # its number is another's by now, so its group is gone as well
+            os.close(descriptor)
+            worker.ended = worker.leader.born
+            self._ended.append(worker)
+            return
+        self._workers[descriptor] = worker
+        self._poll.register(descriptor, select.POLLIN)
 
     def _worker_ended(self, descriptor: int) -> None:
         worker = self._workers.pop(descriptor)

@@ -300,3 +300,27 @@ def test_members_that_were_born_unseen_are_known_by_their_group() -> None:
     later = table((101, 1999, 1, 100), (102, 2500, 101, 102), (103, 2500, 1, 100))
     worker.look(later)
     assert {process.pid for process in worker.living(later)} == {101, 102}
+
+
+def test_a_worker_that_has_ended_and_whose_number_is_anothers_harms_nobody(tmp_path: Path) -> None:
+    """What a sweeper is told that takes another's place."""
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, process_group=0)
+    command = [sys.executable, "-m", "pingpongd.sweeper_process", str(os.getpid()), str(tmp_path)]
+    sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+    prefix = f"{instance_prefix(tmp_path)}-11111111"
+    name = FOLDER / f"{prefix}-1"
+    name.touch()
+    try:
+        assert sweeper.stdin is not None
+        sweeper.stdin.write(f"{bystander.pid} 1 {prefix}\n")
+        sweeper.stdin.flush()
+        until(lambda: not name.exists(), lambda: "the name of the one that ended is still there")
+        sweeper.communicate("quit\n", timeout=LIMIT_S)
+        assert sweeper.returncode == 0
+        assert bystander.poll() is None
+    finally:
+        name.unlink(missing_ok=True)
+        sweeper.kill()
+        sweeper.communicate()
+        bystander.communicate(b"\n")
+    assert bystander.returncode == 0
