@@ -61,6 +61,25 @@ def test_start_returns_when_all_engines_serve(machine: Machine) -> None:
     assert status["state"] == "ready"
 
 
+def test_it_has_no_more_than_it_needs(machine: Machine) -> None:
+    install(machine, config())
+    main = start(machine)
+    lines = machine.run("cat", f"/proc/{main}/status", check=True).stdout.splitlines()
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {0}
+    mounts = machine.run("cat", f"/proc/{main}/mountinfo", check=True).stdout.splitlines()
+    modes = {line.split()[4]: line.split()[5].split(",")[0] for line in mounts}
+    assert (modes["/"], modes["/var/lib/pingpongd"], modes["/run/pingpongd"]) == ("ro", "rw", "rw")
+    environment = machine.run("cat", f"/proc/{main}/environ", check=True).stdout
+    assert "HOME=/var/cache/pingpongd" in environment.split("\0")
+    # Its workers inherit all that, but not the line to the service manager.
+    [worker] = [event["pid"] for event in machine.events("worker_started") if event["worker"] == "a"]
+    names = {item.partition("=")[0] for item in machine.run("cat", f"/proc/{worker}/environ").stdout.split("\0")}
+    assert not names & {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
+    assert "HOME" in names
+
+
 def test_members_of_the_group_may_use_it_and_nobody_else(machine: Machine) -> None:
     install(machine, config())
     start(machine)
