@@ -209,7 +209,7 @@ class ResetPrefixCache(_Tagged, frozen=True):
 
 
 class Stop(_Tagged, frozen=True):
-    """Abort what runs, shut the engine down and exit 0."""
+    """Leave what runs to others ("lost"), shut the engine down and exit 0."""
 
 
 SupervisorMessage = Welcome | Prepare | StartHop | AbortHop | ResetPrefixCache | Stop

@@ -22,10 +22,12 @@ from pingpong_bus.messages import (
     HopFirstToken,
     HopOpened,
     HopSpec,
+    HopText,
     SessionKind,
     WorkerMessage,
 )
-from pingpong_bus.token_log import TokenLogWriter
+from pingpong_bus.slab import LogState
+from pingpong_bus.token_log import LogView, TokenLogReader, TokenLogWriter
 from pingpong_worker.answer import Answer
 from pingpong_worker.chunk_policy import Append, AppendPace, Finalize, PromptProgress, Wait, decide
 from pingpong_worker.engine import OutputTokens, Session
@@ -116,6 +118,9 @@ class Feed:
 
     async def _run(self) -> HopEnded:
         around, spec = self._around, self.spec
+        log = TokenLogReader(around.slab, spec.output).read()
+        if log.state is LogState.CLOSED:
+            return await self._tell(log)
         writer = TokenLogWriter(around.slab, spec.output)
         self._answer = answer = Answer(spec.hop, writer, around.publisher, self._report)
         lost = False
@@ -145,14 +150,35 @@ class Feed:
             session=self._kind,
         )
 
-    async def _begin_prompt(self) -> None:
-        """Take what is known of the prompt. One that is tokenized as a whole is waited for; so is that of a resumed
-        hop, which has been complete before."""
+    async def _tell(self, log: LogView) -> HopEnded:
+        """Report an answer that an earlier hop has closed, and whose worker died before it could say so."""
+        spec, prompts = self.spec, self._around.prompts
+        self._report(HopOpened(hop=spec.hop, at_ns=time.monotonic_ns()))
+        await self._begin_prompt(whole=True)
+        self._report(self._finalized(self._rest()))
+        if prompts is not None:
+            stream = prompts.decode_stream()
+            text = stream.step(log.ids) + stream.finish()
+            if unsent := text[spec.resume.text_chars if spec.resume else 0 :]:
+                self._report(HopText(hop=spec.hop, upto=log.count, text=unsent))
+        return HopEnded(
+            hop=spec.hop,
+            state="finished",
+            at_ns=time.monotonic_ns(),
+            output_tokens=log.count,
+            finish_reason=log.finish_reason,
+            stop_token=log.stop_token,
+            session=self._kind,
+        )
+
+    async def _begin_prompt(self, *, whole: bool = False) -> None:
+        """Take what is known of the prompt. One that is tokenized as a whole is waited for; so is, with `whole` and
+        where the hop is resumed, one that has been complete before."""
         if self.spec.joined is not None:
             if self._around.prompts is None:
                 raise ConfigError("the model has no tokenizer, so text cannot be joined.", field="prompt")
             await self._prompt.read_joined(self.spec.joined, self._around.prompts.join)
-        elif self.spec.resume is not None:
+        elif whole or self.spec.resume is not None:
             await self._prompt.read()
         else:
             self._prompt.take_known()
