@@ -115,6 +115,20 @@ def test_a_new_attempt_voids_what_was_given_and_only_that():
     check(screen, daemon)
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_daemon_that_knows_less_than_was_given_begins_the_agent_anew(finished):
+    # Its store had not kept the attempt; without a restarted agent the new tokens would be taken for the old ones.
+    daemon, following = Script(counts_characters=True), Following("c0", NAMES)
+    following.take(daemon.write("writer", 3, 5))
+    if finished:
+        following.take(daemon.finish("writer"))
+    daemon.change("writer", state="waiting", output_ids=[], text="", output_tokens=0)
+    daemon.seams["writer"] = [(0, 0)]
+    assert "agent_restarted" in [event.kind for event in following.take(daemon.snapshot())]
+    (event,) = following.take(daemon.write("writer", 2, 2))
+    assert (event.data["first_index"], event.data["ids"]) == (0, [1000, 1001])
+
+
 def test_a_resumed_agent_keeps_what_it_gave():
     daemon, screen, following = Script(counts_characters=True), Screen(), Following("c0", NAMES)
     for event in (daemon.open("writer"), daemon.write("writer", 3, 5), daemon.resume("writer")):
