@@ -696,7 +696,8 @@ class ChainEvent(_Tagged, frozen=True):
     `kind` says which fields of `data` there are:
     ``started``: placement, why. ``opened``: worker, prompt_tokens (the literal ones, a lower bound).
     ``reading``: sent (prompt tokens). ``finalized``: prompt_tokens. ``writing``: cached_tokens, ttft_ms.
-    ``tokens``: ids, text, first_index, output_tokens. ``agent_finished``: finish_reason, output_tokens, total_ms.
+    ``tokens``: ids, text, first_index and first_character (where they stand in the output), output_tokens.
+    ``agent_finished``: finish_reason, output_tokens, total_ms.
     ``agent_resumed``: worker, tokens, why; it goes on, what it sent stays. ``agent_restarted``: why; what an earlier
     attempt sent is void. ``ended``: state, error; the last event of a chain.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -16,7 +16,6 @@ from pingpong_bus.errors import EngineError, PingpongError
 from pingpong_bus.messages import (
     AbortHop,
     ChainEvent,
-    EventKind,
     HopAppended,
     HopChecked,
     HopEnded,
@@ -56,11 +55,12 @@ from pingpongd.chain_state import (
     Stage,
     transition,
 )
+from pingpongd.chain_teller import ChainTeller
 from pingpongd.config import DaemonConfig
 from pingpongd.fleet import Fleet, Worker
+from pingpongd.hop_room import HopRoom
 from pingpongd.hop_specs import hop_spec
-from pingpongd.ledger import GroupLedger, hop_tokens
-from pingpongd.placement import GroupView, Plan, place, replacement
+from pingpongd.placement import Plan, place
 
 _log = structlog.get_logger()
 
@@ -94,25 +94,16 @@ class ChainRuns:
         listener: told of beginnings and ends.
         """
         self.config = config
-        self.fleet: Fleet | None = None
+        self.room = HopRoom()
+        self.tell = ChainTeller(publish)
         self._slab = slab
-        self._publish = publish
         self._listener = listener
         self._hops: dict[str, tuple[ChainRecord, int, str]] = {}
         """Hops that may still report: chain, agent, group."""
-        self._ledgers: dict[str, GroupLedger] = {}
-        self._left: set[str] = set()
-        """Groups whose engine has died, as its hops say, and whose worker has not ended yet."""
-        self._held: dict[tuple[int, int], tuple[ChainRecord, int]] = {}
-        """Agents whose turn has come, by chain number and index, that wait for a group or for room."""
         self._depth = 0
         self._retrying = False
 
     # ---------------------------------------------------------------------------------------------------- for chains
-
-    def groups(self) -> list[GroupView]:
-        """The groups that take hops now, for placement."""
-        return [view for view in self._fleet.views() if view.name not in self._left]
 
     def plan(self, record: ChainRecord) -> Plan:
         """Where the chain's agents are to run.
@@ -122,12 +113,8 @@ class ChainRuns:
         Raises:
             PingpongError: a group that the chain needs is gone for good.
         """
-        mode, group, ready = record.options.mode, record.options.group, self.groups()
-        standing = [
-            GroupView(worker.name, len(worker.hops))
-            for worker in self._fleet.workers.values()
-            if worker.state != "failed"
-        ]
+        mode, group = record.options.mode, record.options.group
+        ready, standing = self.room.groups(), self.room.standing()
         if group is not None:
             names = [view.name for view in ready]
             return place(record.shape, mode, ready if group in names else standing, record.number, group)
@@ -154,8 +141,7 @@ class ChainRuns:
             else:
                 agent.worker = group
         self._listener.chain_started(record)
-        _log.info("chain_started", chain=record.id, placement=record.plan.placement, why=record.plan.why)
-        self.event(record, "started", None, time.monotonic_ns(), placement=record.plan.placement, why=record.plan.why)
+        self.tell.started(record)
         self.apply(record, Admitted(record.plan.placement))
 
     def apply(self, record: ChainRecord, event: Event) -> None:
@@ -174,7 +160,7 @@ class ChainRuns:
                     events.extend(self._carry_out(record, command))
         finally:
             self._depth -= 1
-        if self._depth == 0 and self._held:
+        if self._depth == 0 and self.room.waited_for:
             self._retry_held()
 
     # ------------------------------------------------------------------------------------------------ for the fleet
@@ -193,21 +179,21 @@ class ChainRuns:
                 if not agent.output_ids:
                     agent.opened_ns = at_ns
                 literal, _ = prompt_bounds(record.chain, record.prepared[index])
-                self.event(record, "opened", index, at_ns, worker=worker.name, prompt_tokens=literal)
+                self.tell.event(record, "opened", index, at_ns, worker=worker.name, prompt_tokens=literal)
                 self.apply(record, Opened(index))
             case HopAppended(append=append):
                 agent.appends.append(append)
-                self.event(record, "reading", index, append.done_ns or append.at_ns, sent=append.sent)
+                self.tell.event(record, "reading", index, append.done_ns or append.at_ns, sent=append.sent)
             case HopFinalized(at_ns=at_ns):
                 if not agent.output_ids:
                     agent.finalized_ns = at_ns
                 agent.prompt_tokens, agent.prompt_digest = message.prompt_tokens, message.prompt_digest
-                self.event(record, "finalized", index, at_ns, prompt_tokens=message.prompt_tokens)
+                self.tell.event(record, "finalized", index, at_ns, prompt_tokens=message.prompt_tokens)
             case HopFirstToken(at_ns=at_ns, cached_tokens=cached):
                 if not agent.first_token_ns:
                     agent.first_token_ns, agent.cached_tokens = at_ns, cached
                 ttft = record.ttft_ms(index)
-                self.event(record, "writing", index, at_ns, cached_tokens=cached, ttft_ms=ttft)
+                self.tell.event(record, "writing", index, at_ns, cached_tokens=cached, ttft_ms=ttft)
                 self.apply(record, FirstToken(index))
             case HopText(upto=upto, text=text):
                 self._take_output(record, index, upto, text)
@@ -221,7 +207,7 @@ class ChainRuns:
 
     def worker_lost(self, worker: Worker, why: str) -> None:
         """A worker that served is gone, and its process reaped: nobody writes its hops' logs any more."""
-        self._ledgers.pop(worker.name, None)
+        self.room.lost(worker.name)
         worker.hops.clear()
         self._depth += 1  # hops are given to other groups once all that are lost are known
         try:
@@ -234,17 +220,14 @@ class ChainRuns:
 
     def worker_ready(self, worker: Worker) -> None:
         """A worker serves, for the first time or again."""
-        assert worker.limits is not None  # noqa: S101 - it came with Ready
-        self._ledgers[worker.name] = GroupLedger(worker.limits)
-        self._left.discard(worker.name)
+        self.room.serves(worker)
         self._retry_held()
         self._listener.start_waiting()
 
     def group_failed(self, worker: Worker, why: str) -> None:
         """No other worker will be tried for this group: chains that name it cannot go on."""
-        for record, _ in list(self._held.values()):
-            if record.options.group == worker.name:
-                self.apply(record, FailAsked(f'the group "{worker.name}" is gone: {why}'))
+        for record in self.room.held_on(worker.name):
+            self.apply(record, FailAsked(f'the group "{worker.name}" is gone: {why}'))
         self._retry_held()
 
     # ---------------------------------------------------------------------------------------------------- hops' ends
@@ -255,11 +238,10 @@ class ChainRuns:
             return  # it answers an AbortHop that crossed the hop's own end
         worker.hops.discard(message.hop)
         if state == "lost":
-            self._left.add(worker.name)  # until another worker serves there
+            self.room.shun(worker.name)
             self._lose(message.hop, message.message or "its engine is gone", blamed=worker.state == "ready")
             return
-        if worker.name in self._ledgers:
-            self._ledgers[worker.name].give_back(message.hop)
+        self.room.give_back(worker.name, message.hop)
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
         self._take_output(record, index, TokenLogReader(self._slab, agent.stream).peek()[0], "")
         agent.session = message.session
@@ -267,7 +249,7 @@ class ChainRuns:
             agent.last_token_ns = message.at_ns
             agent.finish_reason, agent.stop_token = message.finish_reason, message.stop_token
             self._remember_prefix(worker, record, index)
-            self._tell_finished(worker, record, index)
+            self.tell.agent_finished(record, index)
             self._listener.agent_finished(record, index)
         else:
             self._hops.pop(message.hop, None)
@@ -276,32 +258,6 @@ class ChainRuns:
         if state == "finished" and record.chain.agents[index].prompt_ids is not None:
             self._hops.pop(message.hop, None)  # gone already where the chain has ended with this hop
             self.apply(record, Checked(index))  # a prompt given as ids has no text to check
-
-    def _tell_finished(self, worker: Worker, record: ChainRecord, index: int) -> None:
-        agent = record.agents[index]
-        total = record.total_ms(index)
-        self.event(
-            record,
-            "agent_finished",
-            index,
-            agent.last_token_ns,
-            finish_reason=agent.finish_reason,
-            output_tokens=len(agent.output_ids),
-            total_ms=total,
-        )
-        _log.info(
-            "agent_finished",
-            chain=record.id,
-            agent=record.chain.agents[index].name,
-            worker=worker.name,
-            ttft_ms=record.ttft_ms(index),
-            total_ms=total,
-            prompt_tokens=agent.prompt_tokens,
-            cached_tokens=agent.cached_tokens,
-            output_tokens=len(agent.output_ids),
-            appends=len(agent.appends),
-            resumed=len(agent.resumed),
-        )
 
     def _lose(self, hop: str, why: str, *, blamed: bool) -> None:
         """A hop is gone with its engine.
@@ -312,8 +268,7 @@ class ChainRuns:
             blamed: the engine died under it; not so where its worker was asked to stop.
         """
         record, index, group = self._hops.pop(hop)
-        if group in self._ledgers:
-            self._ledgers[group].give_back(hop)
+        self.room.give_back(group, hop)
         agent, phase = record.agents[index], record.state.phases[index]
         if phase is Phase.WRITTEN:
             self.apply(record, Checked(index))  # written whole; only the check of its prompt is lost
@@ -341,16 +296,12 @@ class ChainRuns:
         """Take the ids up to `upto` from the agent's log, with the text that goes with them."""
         agent = record.agents[index]
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
-        start = len(agent.output_ids)
-        ids: list[int] = []
+        start, characters = len(agent.output_ids), agent.text_chars
         if upto > start:
-            ids = TokenLogReader(self._slab, agent.stream).read(start).ids[: upto - start]
-            agent.output_ids += ids
+            agent.output_ids += TokenLogReader(self._slab, agent.stream).read(start).ids[: upto - start]
         if text:
             agent.text.append(text)
-        if ids or text:
-            now, total = time.monotonic_ns(), len(agent.output_ids)
-            self.event(record, "tokens", index, now, ids=ids, text=text, first_index=start, output_tokens=total)
+        self.tell.tokens(record, index, start, text, characters)
 
     def _remember_prefix(self, worker: Worker, record: ChainRecord, index: int) -> None:
         digest, length = record.shape.prefixes[index]
@@ -374,15 +325,14 @@ class ChainRuns:
 
     def _dispatch(self, record: ChainRecord, index: int) -> list[Event]:
         """Start an agent's hop where there is a group and room, in turn; else it is held."""
-        agent = record.agents[index]
-        key = record.number, index
-        if (gone := self._gone(record)) is not None:
+        if (gone := self.room.gone(record)) is not None:
             return [Held(index), FailAsked(gone)]
-        in_turn = self._retrying or not self._held or bool(agent.output_ids)
-        worker = self._target(record, index) if in_turn else None
+        agent, room = record.agents[index], self.room
+        in_turn = self._retrying or not room.waited_for or bool(agent.output_ids)
         hop = f"{record.id}/{index}/{agent.hops}"
-        if worker is None or not self._ledgers[worker.name].take(hop, self._full_length(record, index)):
-            self._held[key] = record, index
+        worker = room.take(record, index, hop) if in_turn else None
+        if worker is None:
+            room.hold(record, index)
             return [Held(index)]
         moved = self._move(record, index, worker)
         agent.hop = hop
@@ -391,40 +341,15 @@ class ChainRuns:
             self._fleet.send(worker, StartHop(spec=spec))
         except EngineError as error:  # it is gone, and will be reported lost
             _log.warning("hop_not_sent", chain=record.id, hop=hop, worker=worker.name, error=str(error))
-            self._ledgers[worker.name].give_back(hop)
-            self._left.add(worker.name)
-            self._held[key] = record, index
+            room.give_back(worker.name, hop)
+            room.shun(worker.name)
+            room.hold(record, index)
             return [*moved, Held(index)]
         agent.hops += 1
         self._hops[hop] = record, index, worker.name
         worker.hops.add(hop)
-        if len(agent.resumed) > agent.resumes_told:
-            agent.resumes_told, last = len(agent.resumed), agent.resumed[-1]
-            now = time.monotonic_ns()
-            self.event(record, "agent_resumed", index, now, worker=worker.name, tokens=last.tokens, why=last.why)
-            _log.info("agent_resumed", chain=record.id, hop=hop, worker=worker.name, tokens=last.tokens)
+        self.tell.resumed(record, index)
         return moved
-
-    def _gone(self, record: ChainRecord) -> str | None:
-        """Why the group that the chain's submission names will not serve any more; None where it may."""
-        name = record.options.group
-        if name is None or (name in self._fleet.workers and self._fleet.workers[name].state != "failed"):
-            return None
-        return f'the group "{name}" is gone.'
-
-    def _target(self, record: ChainRecord, index: int) -> Worker | None:
-        """Where the agent's next hop can run: on its own group, or on another where that one does not serve."""
-        workers, views = self._fleet.workers, self.groups()
-        name = record.agents[index].worker
-        if any(view.name == name for view in views):
-            return workers[name]
-        if record.options.group is not None:
-            return None
-        reads = record.state.upstreams
-        near = [at for at in range(len(reads)) if at in reads[index] or index in reads[at]]
-        avoid = frozenset(record.agents[at].worker for at in near if record.state.phases[at] in LIVE)
-        other = replacement(views, avoid)
-        return workers[other] if other is not None else None
 
     def _move(self, record: ChainRecord, index: int, worker: Worker) -> list[Event]:
         """Let an agent, and in series those that follow it there, run on another group."""
@@ -435,38 +360,17 @@ class ChainRuns:
         for at, phase in enumerate(record.state.phases):
             if record.state.placement == "serial" and phase is Phase.WAITING and record.agents[at].worker == before:
                 record.agents[at].worker = worker.name
-        if record.state.placement == "ping-pong" and len(self.groups()) < 2:
+        if record.state.placement == "ping-pong" and len(self.room.groups()) < 2:
             return [Moved("serial")]  # a reader beside its upstream in one engine would slow its decoding
         return []
 
-    def _full_length(self, record: ChainRecord, index: int) -> int:
-        """The most tokens that the agent's hop can come to."""
-        done = (Phase.WRITTEN, Phase.DONE)
-        written = {
-            at: len(record.agents[at].output_ids)
-            for at in record.state.upstreams[index]
-            if record.state.phases[at] in done
-        }
-        return hop_tokens(record.chain, record.prepared, index, written)
-
     def _retry_held(self) -> None:
-        """Dispatch those that wait, for whom there is a group and room: first who was interrupted, then by age.
-
-        None overtakes another on the same group, so none starves.
-        """
+        """Dispatch those that wait, as far as there are groups and room."""
         if self._retrying:
             return
         self._retrying = True
         try:
-            full: set[str] = set()
-            for key, (record, index) in sorted(self._held.items(), key=_turn):
-                worker = self._target(record, index) if key in self._held else None
-                if worker is None or worker.name in full:
-                    continue
-                if not self._ledgers[worker.name].fits(self._full_length(record, index)):
-                    full.add(worker.name)
-                    continue
-                del self._held[key]
+            for record, index in self.room.turns():
                 self.apply(record, Retry(index))
         finally:
             self._retrying = False
@@ -488,12 +392,12 @@ class ChainRuns:
         agent.stream = self._slab.allocate()
         if agent.output_ids:
             agent.begin_anew()
-            self.event(record, "agent_restarted", index, time.monotonic_ns(), why="it gave way to another agent")
+            self.tell.event(record, "agent_restarted", index, why="it gave way to another agent")
 
     def _finish(self, record: ChainRecord, stage: Stage, error: str) -> None:
         for index, agent in enumerate(record.agents):
             self._hops.pop(agent.hop, None)
-            self._held.pop((record.number, index), None)
+            self.room.release(record, index)
             if agent.stream is not None:
                 self._slab.free(agent.stream)
                 agent.stream = None
@@ -511,27 +415,8 @@ class ChainRuns:
 
     @property
     def _fleet(self) -> Fleet:
-        assert self.fleet is not None  # noqa: S101 - no chain runs before
-        return self.fleet
-
-    def event(self, record: ChainRecord, kind: EventKind, index: int | None, at_ns: int, **data: Any) -> None:
-        """Tell the chain's followers."""
-        self._publish(
-            ChainEvent(
-                chain=record.id,
-                kind=kind,
-                at_ms=record.since_submission_ms(at_ns),
-                agent=record.chain.agents[index].name if index is not None else "",
-                attempt=record.agents[index].attempt if index is not None else 1,
-                data=data,
-            )
-        )
-
-
-def _turn(item: tuple[tuple[int, int], tuple[ChainRecord, int]]) -> tuple[bool, int, int]:
-    """Sorts held agents."""
-    (number, index), (record, _) = item
-    return record.state.phases[index] is not Phase.INTERRUPTED, number, index
+        assert self.room.fleet is not None  # noqa: S101 - no chain runs before
+        return self.room.fleet
 
 
 def _blame(record: ChainRecord, index: int, why: str) -> str:

@@ -25,7 +25,7 @@ from pingpongd.chain_state import CancelAsked, FailAsked, Stage
 from pingpongd.config import DaemonConfig
 from pingpongd.fleet import Fleet
 from pingpongd.placement import chain_shape, place
-from pingpongd.store import Store
+from pingpongd.store import KeyTaken, Store
 from pingpongd.stored import Job, LiveChain
 
 _log = structlog.get_logger()
@@ -54,8 +54,8 @@ class Chains:
         self._records: OrderedDict[str, ChainRecord] = OrderedDict()
         self._queue = ChainQueue()
         self._running: set[str] = set()
-        self._keys: dict[str, asyncio.Task[str]] = {}
-        """Submissions under way, by their key."""
+        self._keys: dict[str, asyncio.Lock] = {}
+        """Of submissions under way, by their key."""
         self._ends: set[asyncio.Task[None]] = set()
         self._ended: Counter[ChainStateName] = Counter()
         self._count = store.next_number
@@ -70,7 +70,7 @@ class Chains:
 
     def serve(self, fleet: Fleet) -> None:
         """The engines serve, each for the first time: chains can run, and be accepted."""
-        self.runs.fleet = fleet
+        self.runs.room.fleet = fleet
         for record in self._records.values():
             record.waits_for = self._why_not(record)
             if record.waits_for:
@@ -116,20 +116,17 @@ class Chains:
         """
         if not request.key:
             return await self._accept(request)
-        known = self._store.find_key(request.key)
-        if known is not None and request.key not in self._keys:
-            return known
-        task = self._keys.get(request.key)
-        if task is None:
-            task = asyncio.create_task(self._accept(request), name=f"submission {request.key}")
-            self._keys[request.key] = task
-            task.add_done_callback(lambda task: self._submitted(request.key, task))
-        return await asyncio.shield(task)
-
-    def _submitted(self, key: str, task: asyncio.Task[str]) -> None:
-        del self._keys[key]
-        if not task.cancelled():
-            task.exception()  # its client may have gone, and nobody else asks for it
+        lock = self._keys.setdefault(request.key, asyncio.Lock())
+        try:
+            async with lock:
+                known = self._store.find_key(request.key)
+                return known if known is not None else await self._accept(request)
+        except KeyTaken as taken:  # by one that came between two that waited
+            await self._store.added(taken.chain_id)
+            return taken.chain_id
+        finally:
+            if not lock.locked():
+                self._keys.pop(request.key, None)
 
     async def _accept(self, request: Submit) -> str:
         submitted_ns, submitted_at = time.monotonic_ns(), time.time()
@@ -276,11 +273,11 @@ class Chains:
         """Start the waiting chains for which there are token logs."""
         # Each gets all its logs at once, so no two chains can wait for each other. Asked anew each time, and not from
         # within itself: a chain that cannot start ends, and lets others start.
-        if self._starting or self.draining or self.runs.fleet is None:
+        if self._starting or self.draining or self.runs.room.fleet is None:
             return
         self._starting = True
         try:
-            while self.runs.groups():
+            while self.runs.room.groups():
                 chain = self._queue.next(time.monotonic_ns(), self._slab.free_slots)
                 if chain is None:
                     return
@@ -346,7 +343,7 @@ class Chains:
             await self._store.ended(record.id, record.result(prompt_ids=True), time.time())
         except StoreError as trouble:  # it is in memory, and tried again
             _log.error("result_not_kept", chain=record.id, error=str(trouble))
-        self.runs.event(record, "ended", None, ended_ns, state=record.state_name, error=error)
+        self.runs.tell.event(record, "ended", None, ended_ns, state=record.state_name, error=error)
 
     # -------------------------------------------------------------------------------------------------------- helpers
 
@@ -365,14 +362,14 @@ class Chains:
 
     @property
     def _fleet(self) -> Fleet:
-        assert self.runs.fleet is not None  # noqa: S101 - no chain is accepted before
-        return self.runs.fleet
+        assert self.runs.room.fleet is not None  # noqa: S101 - no chain is accepted before
+        return self.runs.room.fleet
 
     def _require_serving(self) -> None:
         """Raise Overloaded where no new work is taken: engines are still loading, or the daemon is draining."""
         if self.draining:
             raise Overloaded("the daemon is shutting down.", hint="Submit again once it is back.")
-        if self.runs.fleet is None or not self.runs.fleet.ready:
+        if self.runs.room.fleet is None or not self.runs.room.fleet.ready:
             raise Overloaded("no engine serves now.", hint="Watch `pingpong-client status` until one does.")
 
     def _new_id(self) -> str:

@@ -1,0 +1,105 @@
+"""What followers and the log are told of a chain, as it happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from pingpong_bus.messages import ChainEvent, EventKind
+from pingpongd.chain_record import ChainRecord
+
+_log = structlog.get_logger()
+
+
+class ChainTeller:
+    """Makes events of what has been entered into a chain's record."""
+
+    def __init__(self, publish: Callable[[ChainEvent], None]) -> None:
+        """Args:
+        publish: called with every event of every chain.
+        """
+        self._publish = publish
+
+    def event(
+        self, record: ChainRecord, kind: EventKind, index: int | None, at_ns: int | None = None, **data: Any
+    ) -> None:
+        """Tell the chain's followers.
+
+        Args:
+            record: the chain.
+            kind: see `ChainEvent`.
+            index: the agent; None: the chain itself.
+            at_ns: when; None: now.
+            data: what `kind` says there is.
+        """
+        self._publish(
+            ChainEvent(
+                chain=record.id,
+                kind=kind,
+                at_ms=record.since_submission_ms(time.monotonic_ns() if at_ns is None else at_ns),
+                agent=record.chain.agents[index].name if index is not None else "",
+                attempt=record.agents[index].attempt if index is not None else 1,
+                data=data,
+            )
+        )
+
+    def started(self, record: ChainRecord) -> None:
+        """It has its logs and a plan."""
+        assert record.plan is not None  # noqa: S101 - made at its start
+        placement, why = record.plan.placement, record.plan.why
+        _log.info("chain_started", chain=record.id, placement=placement, why=why)
+        self.event(record, "started", None, placement=placement, why=why)
+
+    def tokens(self, record: ChainRecord, index: int, first: int, text: str, characters: int) -> None:
+        """An agent has written ids, from `first` on, or there is text for some, behind so many `characters`."""
+        ids = record.agents[index].output_ids
+        if len(ids) > first or text:
+            self.event(
+                record,
+                "tokens",
+                index,
+                ids=ids[first:],
+                text=text,
+                first_index=first,
+                first_character=characters,
+                output_tokens=len(ids),
+            )
+
+    def agent_finished(self, record: ChainRecord, index: int) -> None:
+        """An agent has written all."""
+        agent = record.agents[index]
+        total = record.total_ms(index)
+        self.event(
+            record,
+            "agent_finished",
+            index,
+            agent.last_token_ns,
+            finish_reason=agent.finish_reason,
+            output_tokens=len(agent.output_ids),
+            total_ms=total,
+        )
+        _log.info(
+            "agent_finished",
+            chain=record.id,
+            agent=record.chain.agents[index].name,
+            worker=agent.worker,
+            ttft_ms=record.ttft_ms(index),
+            total_ms=total,
+            prompt_tokens=agent.prompt_tokens,
+            cached_tokens=agent.cached_tokens,
+            output_tokens=len(agent.output_ids),
+            appends=len(agent.appends),
+            resumed=len(agent.resumed),
+        )
+
+    def resumed(self, record: ChainRecord, index: int) -> None:
+        """A new hop goes on where one was lost; said once for each."""
+        agent = record.agents[index]
+        if len(agent.resumed) == agent.resumes_told:
+            return
+        agent.resumes_told, last = len(agent.resumed), agent.resumed[-1]
+        self.event(record, "agent_resumed", index, worker=agent.worker, tokens=last.tokens, why=last.why)
+        _log.info("agent_resumed", chain=record.id, hop=agent.hop, worker=agent.worker, tokens=last.tokens)
