@@ -16,8 +16,7 @@ from pingpong_bus.subscriber import Subscriber
 
 _MAX_SUBSCRIPTION_BYTES = 64
 """Of one frame that a subscriber sends: a topic is 8 bytes, the handshake's frame 25. Peers that send longer ones are
-cut off: ZeroMQ keeps topics in a tree, a node for each byte, and frees it by recursion (libzmq 4.3.5), so that a topic
-of a megabyte would be the end of this process."""
+cut off: ZeroMQ keeps topics in a tree that takes 48 bytes for each of theirs, and longer to walk."""
 _WAITING_SUBSCRIPTIONS = 16
 """Of one subscriber. Those that wait are all handled within some later `ring`, so that a flood of them must not wait
 here but with its sender."""

@@ -23,6 +23,7 @@ from pingpongd.refusals import Refusals
 
 MAX_CONNECTIONS = 2048
 """On one socket; where fewer than twice as many descriptors may be open, half of those."""
+_DESCRIPTORS = 65_536
 _UCRED = struct.Struct("3i")
 _EVENTS = (
     zmq.EVENT_ACCEPTED
@@ -52,7 +53,7 @@ class Connections:
         self._users: dict[int, int] = {}
         self._per_user: Counter[int] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.limit = min(MAX_CONNECTIONS, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+        self.limit = connection_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         address = f"inproc://connections-{next(_numbers)}"
         socket.monitor(address, _EVENTS)
         self._news: zmq.Socket[bytes] = zmq.Context.shadow(socket.context.underlying).socket(zmq.PAIR)
@@ -129,6 +130,26 @@ class Connections:
             if not self._per_user[uid]:
                 del self._per_user[uid]
         self._on_gone(descriptor)
+
+
+def connection_limit(descriptors: int) -> int:
+    """How many connections a socket takes where so many descriptors may be open."""
+    if descriptors == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(16, descriptors // 2))
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process open as many descriptors as it may, up to 65,536; returns how many that is.
+
+    The usual 1,024 are soon gone to connections, and to run out of them is what ZeroMQ does not survive.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
 
 
 def _uid(descriptor: int) -> int:

@@ -19,6 +19,7 @@ from pingpong_bus.messages import StatusReply
 from pingpong_bus.slab import Slab
 from pingpongd.chains import Chains
 from pingpongd.config import DaemonConfig
+from pingpongd.connections import raise_descriptor_limit
 from pingpongd.control import Control
 from pingpongd.devices import check_groups
 from pingpongd.fleet import Fleet
@@ -276,6 +277,7 @@ def _create_slab(config: DaemonConfig) -> Slab:
 def run_daemon(config: DaemonConfig, read_again: Callable[[], DaemonConfig] | None = None) -> None:
     """Run a daemon in this process; see `Daemon`."""
     try:
+        raise_descriptor_limit()
         asyncio.run(Daemon(config, read_again).run())
     except PingpongError as error:
         _log.error("daemon_failed", code=error.code, error=str(error))
