@@ -126,7 +126,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """SIGKILL it; harmless where it has ended."""
-        self._popen.send_signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
     async def end(self, seconds: float) -> None:
         """Give it `seconds` to end by itself, as it was asked to; then SIGTERM, then SIGKILL.
@@ -139,7 +139,7 @@ class WorkerProcess:
             steps = [(None, seconds), (signal.SIGTERM, _KILL_SECONDS), *steps]
         for number, patience in steps:
             if number is not None:
-                self._popen.send_signal(number)  # does nothing to one that has been reaped
+                self._signal(number)
             try:
                 async with asyncio.timeout(patience):
                     await self.exited()
@@ -147,6 +147,11 @@ class WorkerProcess:
             except TimeoutError:
                 continue
         await self.over()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Not Popen's `send_signal`, which reaps one that has ended before its group was seen to."""
+        if self.exit_code is None:
+            os.kill(self.pid, number)  # it is there, a zombie at least, until `_reap`
 
     def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)

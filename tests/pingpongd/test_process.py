@@ -124,6 +124,18 @@ async def test_one_workers_segments_stay_while_anothers_go() -> None:
     all_gone(second, second_family)
 
 
+async def test_one_that_has_just_ended_can_be_killed_all_the_same() -> None:
+    """Before the event loop has seen its end, and after."""
+    worker, family = await start()
+    worker.kill()
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - the loop is not to see it
+    worker.kill()
+    await over(worker)
+    worker.kill()
+    await worker.end(1)
+    all_gone(worker, family)
+
+
 async def test_the_guard_knows_a_worker_from_its_first_moment_to_its_last() -> None:
     guard = Guard()
     worker, _ = await start(guard=guard)
