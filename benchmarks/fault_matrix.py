@@ -1,7 +1,8 @@
-"""Run the fault matrix by hand: signals on every process in every phase, on the simulated engine.
+"""Run the fault matrix by hand: signals on every process in every phase.
 
     python benchmarks/fault_matrix.py                     all 96 cells
     python benchmarks/fault_matrix.py SIGKILL-worker      the cells whose names hold this
+    python benchmarks/fault_matrix.py --real              the eight cells on real engines
     python benchmarks/fault_matrix.py --out FILE          keep each outcome as a line of JSON
 
 The cells are those of `tests/faults`, which `make test` runs, too.
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,13 +24,27 @@ from provenance import provenance
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from faults.cell import CELLS
+from faults.engine_story import EngineStory
 from faults.matrix import run_matrix
 from faults.outcome import Outcome, table
+from faults.service import CellFault
+
+
+def real_engines(tell: Callable[[Outcome], None]) -> list[Outcome]:
+    """The cells on real engines; those after one that goes wrong are not run."""
+    with tempfile.TemporaryDirectory(prefix="pp-") as folder:
+        story = EngineStory(Path(folder) / "s", tell)
+        try:
+            asyncio.run(story.run())
+        except CellFault as error:
+            print(error, file=sys.stderr)
+    return story.outcomes
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cells", nargs="*", help="parts of cells' names; default: all cells")
+    parser.add_argument("--real", action="store_true", help="the cells on real engines instead")
     parser.add_argument("--side-by-side", type=int, default=4, metavar="N", help="cells at a time (default: 4)")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="run them so many times (default: 1)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append each outcome, and what it was made with")
@@ -45,7 +62,10 @@ def main() -> int:
 
     bad = 0
     for _ in range(options.rounds):
-        outcomes = asyncio.run(run_matrix(chosen, side_by_side=options.side_by_side, tell=tell))
+        if options.real:
+            outcomes = real_engines(tell)
+        else:
+            outcomes = asyncio.run(run_matrix(chosen, side_by_side=options.side_by_side, tell=tell))
         print(table(outcomes))
         bad += sum(bool(outcome.wrong or outcome.missed) for outcome in outcomes)
     return 1 if bad else 0

@@ -12,6 +12,7 @@ from faults.matrix import run_matrix
 from faults.outcome import Outcome, table
 
 _OUTCOMES = pytest.StashKey[list[Outcome]]()
+_ENGINE_OUTCOMES = pytest.StashKey[list[Outcome]]()
 _SIDE_BY_SIDE = max(4, min(12, 3 * (os.cpu_count() or 1)))
 """Cells wait most of the time."""
 
@@ -29,7 +30,14 @@ def outcomes(request: pytest.FixtureRequest) -> dict[Cell, Outcome]:
     return dict(zip(cells, found, strict=True))
 
 
+@pytest.fixture(scope="session")
+def record_engine_outcomes(pytestconfig: pytest.Config) -> list[Outcome]:
+    """Where the cells on real engines put what became of them, for the table."""
+    return pytestconfig.stash.setdefault(_ENGINE_OUTCOMES, [])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if (found := config.stash.get(_OUTCOMES, None)) is not None:
-        terminalreporter.section("fault matrix, simulated engine")
-        terminalreporter.write_line(table(found))
+    for what, key in (("simulated engine", _OUTCOMES), ("vLLM on CPUs", _ENGINE_OUTCOMES)):
+        if found := config.stash.get(key, []):
+            terminalreporter.section(f"fault matrix, {what}")
+            terminalreporter.write_line(table(found))

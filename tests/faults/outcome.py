@@ -53,7 +53,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
                 cell = Cell(signal, target, phase)
                 outcome = briefs.get(cell.name)
                 mark = "" if outcome is None else outcome.brief
-                row.append(f"{mark} ({cell.stop_s:g} s)" if outcome is not None and cell.stop_s else mark)
+                row.append(f"{mark} ({outcome.stop_s:g} s)" if outcome is not None and outcome.stop_s else mark)
             rows.append(row)
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -38,6 +38,8 @@ backoff_max_s = 1.0
 give_up_after = 20
 """
 _MARK = "PINGPONG_FAULT_TEST"
+_ENGINES = ("simulated_process", "spawn_main", "EngineCore")
+"""In the command lines of engines: the simulated one; vLLM's, before and after it gives itself a name."""
 
 
 class CellFault(AssertionError):
@@ -87,13 +89,13 @@ class Service:
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    async def ready(self) -> StatusReply:
+    async def ready(self, patience_s: float = HANG_S) -> StatusReply:
         """Wait until every group serves.
 
         Raises:
             CellFault: it ended instead.
         """
-        deadline = time.monotonic() + HANG_S
+        deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             if not self.alive:
                 raise CellFault(f"the daemon did not start, it ended with {self.process and self.process.returncode}")
@@ -195,7 +197,7 @@ def engine_of(worker: psutil.Process) -> psutil.Process | None:
     """The engine's process of a worker; None while it has none."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in worker.children():
-            if "resource_tracker" not in _command(child):
+            if any(part in _command(child) for part in _ENGINES):
                 return child
     return None
 
