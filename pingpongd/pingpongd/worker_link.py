@@ -90,7 +90,7 @@ class WorkerLink:
         if worker is None or worker.process is None:
             self.refusals.add("it is from no worker of ours", peer=peer)
             return
-        if len(frames) != 2 or (peer is not None and peer.pid != worker.process.pid):
+        if len(frames) != 2 or peer is None or peer.pid != worker.process.pid:
             self.refusals.add(f'{len(frames) - 1} frames under the name of worker "{worker.name}"', peer=peer)
             return
         self._heard[identity] += 1
