@@ -186,11 +186,15 @@ def submit(number: int, *, follow: bool = False, key: str = "", text: str = "x")
 
 @asynccontextmanager
 async def open_desk(
-    folder: Path, *, limits: ClientLimits | None = None, doorkeeper: Doorkeeper | None = None
+    folder: Path,
+    *,
+    limits: ClientLimits | None = None,
+    doorkeeper: Doorkeeper | None = None,
+    client_group: str | None = None,
 ) -> AsyncIterator[Desk]:
     """A control socket in a folder whose path is short, served for as long as the context lasts."""
     context = zmq.asyncio.Context()
-    with RuntimeDir(folder / "r", "test") as runtime:
+    with RuntimeDir(folder / "r", "test", client_group) as runtime:
         control = Control(runtime, context, limits, doorkeeper)
         chains = FakeChains()
         desk = Desk(folder / "r" / "control.sock", control, chains, context)

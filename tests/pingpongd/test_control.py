@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import grp
+import os
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +47,7 @@ V = PROTOCOL_VERSION
 @pytest.fixture
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="pp-") as path:
+        Path(path).chmod(0o755)  # what is closed to others is the runtime directory inside
         yield Path(path)
 
 
@@ -345,3 +349,41 @@ async def test_connections_without_end_are_cut_off_before_descriptors_run_out(
             for stream in streams:
                 stream.close()
         assert isinstance(await desk.client().ask(status), StatusReply)
+
+
+_ASK = """
+import os, sys, zmq
+from pingpong_bus import codec
+from pingpong_bus.messages import PROTOCOL_VERSION, GetStatus
+os.setgroups([])
+os.setgid(int(sys.argv[3]))
+os.setuid(54321)
+with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+    client.setsockopt(zmq.LINGER, 0)
+    client.connect("ipc://" + sys.argv[1])
+    client.send(codec.encode(GetStatus(request=1, version=PROTOCOL_VERSION)))
+    heard = client.poll(int(sys.argv[2]))
+    print(type(codec.decode_daemon_message(client.recv())).__name__ if heard else "nothing")
+"""
+
+
+async def test_members_of_the_client_group_come_in_and_other_users_do_not(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    group = next(entry for entry in grp.getgrall() if entry.gr_gid not in (0, os.getegid()))
+
+    async def ask(gid: int, wait_ms: int) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _ASK, str(desk.path), str(wait_ms), str(gid)), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        return output.decode().strip()
+
+    async with open_desk(folder, client_group=group.gr_name) as desk:
+        assert await ask(group.gr_gid, 60_000) == "StatusReply"
+        assert await ask(54_321, 1000) == "nothing"
+        assert desk.control.refused_frames == 0  # they do not come as far as the socket
+        desk.path.parent.chmod(0o755)
+        desk.path.chmod(0o666)  # as if somebody had opened it
+        assert await ask(54_321, 60_000) == "ErrorReply"
+        assert desk.control.refused_frames == 1
