@@ -153,6 +153,19 @@ def test_what_can_never_work_is_not_tried_again(machine: Machine) -> None:
     assert "slotz: there is no such key" in machine.journal("-u", "pingpongd", "-o", "cat")
 
 
+def test_a_full_disk_may_heal(machine: Machine) -> None:
+    install(machine, config())
+    machine.write("/etc/systemd/system/pingpongd.service.d/test.conf", "[Service]\nRestartSec=3\n")
+    machine.run("systemctl", "daemon-reload", check=True)
+    state = "/var/lib/pingpongd"
+    machine.run("mkdir", state, check=True)
+    machine.run("mount", "-t", "tmpfs", "-o", "size=8k,mode=700", "disk", state, check=True)
+    assert machine.run("systemctl", "start", "pingpongd").returncode != 0
+    assert "status=74/IOERR" in machine.journal("-u", "pingpongd", "-o", "cat")
+    machine.run("mount", "-o", "remount,size=64m", state, check=True)
+    machine.until(lambda: machine.property("pingpongd", "ActiveState") == "active", "its being ready")
+
+
 def test_a_daemon_that_stands_still_is_killed_and_started_anew(machine: Machine) -> None:
     install(machine, config())
     machine.write("/etc/systemd/system/pingpongd.service.d/dog.conf", "[Service]\nWatchdogSec=2\nTimeoutAbortSec=1\n")
