@@ -15,14 +15,14 @@ from faults.service import CellFault, Service, until
 class ClientProcess:
     """A client that can be hit."""
 
-    def __init__(self, service: Service, number: int, how: str, what: str) -> None:
+    def __init__(self, service: Service, number: int, how: str, *what: str) -> None:
         self.out = service.folder / f"client-{number}.jsonl"
         self.out.unlink(missing_ok=True)
         self.words = service.folder / f"client-{number}.err"
         script = Path(__file__).with_name("client_process.py")
         with self.words.open("wb") as words:
             self.process = subprocess.Popen(
-                [sys.executable, str(script), str(service.runtime_dir / "control.sock"), str(self.out), how, what],
+                [sys.executable, str(script), str(service.runtime_dir / "control.sock"), str(self.out), how, *what],
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,

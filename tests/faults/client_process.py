@@ -1,7 +1,7 @@
 """A client in a process of its own, to be hit by signals: reads a chain to its end and writes down what it gets.
 
-Started as ``python client_process.py SOCKET OUT submit CHAIN.json`` or ``... attach ID``. OUT gets one JSON object a
-line: the chain's id (with `attach`, its snapshot), its events as they come, and its result.
+Started as ``python client_process.py SOCKET OUT submit CHAIN.json KEY`` or ``... attach ID``. OUT gets one JSON object
+a line: the chain's id (with `attach`, its snapshot), its events as they come, and its result.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pingpong_client import AsyncClient
 PING_PONG = SubmitOptions(mode="ping-pong")
 
 
-async def read(socket: str, out: BinaryIO, *, submit: Chain | None = None, attach: str = "") -> None:
+async def read(socket: str, out: BinaryIO, *, submit: Chain | None = None, key: str = "", attach: str = "") -> None:
     def tell(kind: str, value: object) -> None:
         out.write(msgspec.json.encode({kind: value}) + b"\n")
         out.flush()
 
     async with AsyncClient(socket, reconnect_s=60) as client:
         if submit is not None:
-            chain = await client.submit(submit, options=PING_PONG, follow=True)
+            chain = await client.submit(submit, options=PING_PONG, follow=True, key=key)
             tell("chain", chain)
         else:
             snapshot = await client.attach(attach)
@@ -41,10 +41,10 @@ async def read(socket: str, out: BinaryIO, *, submit: Chain | None = None, attac
 
 
 def main() -> None:
-    socket, out, how, what = sys.argv[1:]
+    socket, out, how, what, *key = sys.argv[1:]
     with Path(out).open("ab") as file:
         if how == "submit":
-            asyncio.run(read(socket, file, submit=parse_chain(Path(what).read_bytes())))
+            asyncio.run(read(socket, file, submit=parse_chain(Path(what).read_bytes()), key=key[0]))
         else:
             asyncio.run(read(socket, file, attach=what))
 

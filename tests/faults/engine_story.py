@@ -170,13 +170,13 @@ class EngineStory:
 
     async def _into_phase(self, cell: Cell, client: AsyncClient) -> tuple[Reader, list[Reader]]:
         others = []
+        key = f"{cell.name}-{len(self._readers)}"
         if cell.target == "client":
             path = self._service.folder / "chain.json"
             path.write_bytes(msgspec.json.encode(chain()))
-            self._clients.append(ClientProcess(self._service, len(self._clients), "submit", str(path)))
-            first = self._reader(client, await self._clients[-1].wrote("chain"))
-        else:
-            first = self._reader(client, await client.submit(chain(), options=OPTIONS, follow=True))
+            self._clients.append(ClientProcess(self._service, len(self._clients), "submit", str(path), key))
+            await self._clients[-1].wrote("chain")
+        first = self._reader(client, await client.submit(chain(), options=OPTIONS, follow=True, key=key))
         await first.until(lambda: first.has(*BEGINS[cell.phase]), cell.phase)
         if cell.phase == "waiting":
             others.append(self._reader(client, await client.submit(chain(), options=OPTIONS, follow=True)))

@@ -16,7 +16,7 @@ import msgspec
 from faults.cell import Cell
 from faults.outcome import Outcome
 from faults.run import CellRun
-from faults.scene import OPTIONS, chain, config
+from faults.scene import KEPT_KEY, OPTIONS, chain, config
 from faults.service import Service
 from pingpong_bus.messages import ChainResult
 from pingpong_client import AsyncClient
@@ -79,7 +79,7 @@ async def prepare(folder: Path) -> tuple[ChainResult, Path]:
         service.start(config("decoding"))
         await service.ready()
         async with service.client() as client:
-            accepted = await client.submit(chain(), options=OPTIONS)
+            accepted = await client.submit(chain(), options=OPTIONS, key=KEPT_KEY)
             os.kill(service.pid, signal.SIGKILL)
             await service.ended()
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import time
@@ -17,7 +18,7 @@ from faults.client_handle import ClientProcess
 from faults.outcome import Outcome
 from faults.phases import BEGINS, ENDS, STRUCK
 from faults.reader import Reader, check_reading, check_result
-from faults.scene import GROUPS, OPTIONS, chain, config, warm_up
+from faults.scene import GROUPS, KEPT_KEY, OPTIONS, chain, config, warm_up
 from faults.service import CellFault, Service, engine_of, until
 from pingpong_bus.errors import PingpongError
 from pingpong_bus.messages import ChainEvent, ChainResult, SubmitOptions
@@ -136,19 +137,18 @@ class CellRun:
             parent = engine.ppid()
             self._pid = {"supervisor": service.pid, "worker": parent, "engine": engine.pid}[self._cell.target]
         self._missed = any(line["event"] == "daemon_ready" for line in service.log())
-        self._loading_chain = chain_id
 
-    async def _submit(self) -> Reader:
+    async def _submit(self, key: str = "") -> Reader:
+        key = key or secrets.token_hex(8)
         client = await self._connected()
-        if self._cell.target == "client":
+        if self._cell.target == "client" and key != KEPT_KEY:
             path = self._service.folder / "chain.json"
             path.write_bytes(msgspec.json.encode(chain()))
-            process = self._start_client("submit", str(path))
-            reader = Reader(client, await process.wrote("chain"))
-        else:
-            reader = Reader(client, await client.submit(chain(), options=OPTIONS, follow=True))
-        self._readers.append(reader)
-        return reader
+            await self._start_client("submit", str(path), key).wrote("chain")
+        # With the key of a chain that was submitted before, this follows that chain, and from its beginning.
+        chain_id = await client.submit(chain(), options=OPTIONS, follow=True, key=key)
+        self._readers.append(Reader(client, chain_id))
+        return self._readers[-1]
 
     async def _drain(self) -> None:
         if self._cell.long:
@@ -188,9 +188,7 @@ class CellRun:
             await until(lambda: not self._service.alive, "the end of the daemon that was hit")
         if self._cell.phase == "loading":
             await self._service_up()
-            client = await self._connected()
-            await client.attach(self._loading_chain)
-            self._readers.append(Reader(client, self._loading_chain))
+            await self._submit(KEPT_KEY)
         async with asyncio.timeout(_CELL_S):
             while not all(reader.task.done() for reader in self._readers):
                 await self._service_up()
@@ -234,7 +232,7 @@ class CellRun:
     def _judge(self) -> None:
         for reader in self._readers:
             assert reader.result is not None
-            check_reading(reader.events, reader.result, from_start=self._cell.phase != "loading")
+            check_reading(reader.events, reader.result)
             check_result(reader.result, self._reference)
 
     # ---------------------------------------------------------------------------------------------------------- helpers
@@ -250,6 +248,6 @@ class CellRun:
             await self._observer.__aenter__()
         return self._observer
 
-    def _start_client(self, how: str, what: str) -> ClientProcess:
-        self._clients.append(ClientProcess(self._service, len(self._clients), how, what))
+    def _start_client(self, how: str, *what: str) -> ClientProcess:
+        self._clients.append(ClientProcess(self._service, len(self._clients), how, *what))
         return self._clients[-1]

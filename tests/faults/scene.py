@@ -12,6 +12,8 @@ from pingpong_bus.messages import SubmitOptions
 AGENTS = ("first", "second", "third")
 GROUPS = ("a", "b")
 OPTIONS = SubmitOptions(mode="ping-pong")
+KEPT_KEY = "kept"
+"""Of the chain that an earlier life of the daemon has accepted, in cells of loading."""
 
 _SIMULATED = """
 engine = "simulated"

@@ -38,6 +38,8 @@ backoff_max_s = 1.0
 give_up_after = 20
 """
 _MARK = "PINGPONG_FAULT_TEST"
+_SEGV_WORDS = "Fatal Python error: Segmentation fault"
+"""With which the daemon says where it stood."""
 _ENGINES = ("simulated_process", "spawn_main", "EngineCore")
 """In the command lines of engines: the simulated one; vLLM's, before and after it gives itself a name."""
 
@@ -181,10 +183,13 @@ class Service:
             return []
         *lines, _ = self.log_path.read_text(errors="replace").split("\n")
         found = []
+        struck = False
         for at, line in enumerate(lines):
-            if not line.startswith("{"):
+            struck = not line.startswith("{") and (struck or line == _SEGV_WORDS)
+            if line.startswith("{"):
+                found.append(json.loads(line))
+            elif not struck:
                 raise CellFault("a stray line in the log: " + " | ".join(lines[at : at + 30]))
-            found.append(json.loads(line))
         return found
 
     def complaints(self) -> list[str]:
