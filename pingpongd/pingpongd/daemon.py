@@ -33,9 +33,9 @@ from pingpongd.sweeper import Sweeper
 
 _log = structlog.get_logger()
 _TICK_SECONDS = 1.0
-_EXPIRY_SECONDS = 600.0
-_START_GRACE_SECONDS = 60.0
-"""What a service manager is asked to wait further while engines load; asked for at every tick."""
+_EXPIRY_SECONDS = 60.0
+_GRACE_SECONDS = 60.0
+"""What a service manager is asked to wait further while engines load or chains finish; asked for at every tick."""
 
 
 class Daemon:
@@ -96,6 +96,7 @@ class Daemon:
         stopped = asyncio.create_task(self._stops.get())
         starting = asyncio.create_task(self._start_fleet(runtime, slab, context, chains, sweeper))
         ticking = asyncio.create_task(self._tick(chains))
+        expiring = asyncio.create_task(_expire(chains))
         fed = asyncio.create_task(feed_watchdog(self._notifier, lambda: self._ticks))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, chains)
         _log.info(
@@ -105,18 +106,19 @@ class Daemon:
             socket=runtime.control.removeprefix("ipc://"),
         )
         try:
-            await _first(starting, stopped, serving, ticking)
+            await _first(starting, stopped, serving, ticking, expiring)
             if starting.done() and not stopped.done():
                 fleet = starting.result()
                 self._ready = True
                 self._notifier.ready()
+                self._notifier.status(self._status_line(chains))
                 _log.info("daemon_ready", seconds=round(time.monotonic() - self._started, 1))
-                await _first(stopped, serving, ticking, fleet.broken)
+                await _first(stopped, serving, ticking, expiring, fleet.broken)
                 if fleet.broken.done():
                     fleet.broken.result()
                 if stopped.done():
                     await self._drain(chains, stopped.result())
-            for task in (serving, ticking):
+            for task in (serving, ticking, expiring):
                 if task.done():
                     task.result()
         finally:
@@ -126,7 +128,7 @@ class Daemon:
                 await _cancelled(starting)
                 await self._stop_fleet()
                 await chains.settled()
-                await _cancelled(serving, stopped, ticking, fed)
+                await _cancelled(serving, stopped, ticking, expiring, fed)
             finally:
                 control.close()
                 self._notifier.close()
@@ -206,17 +208,13 @@ class Daemon:
             self._notifier.ready()
 
     async def _tick(self, chains: Chains) -> None:
-        """What has to be done again and again: deadlines, expiry, the service manager's status line."""
-        expiry = time.monotonic()
+        """What has to be done again and again: deadlines, the service manager's status line and patience."""
         while True:
             self._ticks += 1
             chains.tick()
             self._notifier.status(self._status_line(chains))
-            if not self._ready:
-                self._notifier.extend(_START_GRACE_SECONDS)
-            if time.monotonic() >= expiry:
-                expiry = time.monotonic() + _EXPIRY_SECONDS
-                await chains.expire()
+            if self._draining or not self._ready:
+                self._notifier.extend(_GRACE_SECONDS)
             await asyncio.sleep(_TICK_SECONDS)
 
     @property
@@ -264,6 +262,13 @@ async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _expire(chains: Chains) -> None:
+    """Drop ended chains whose time is over; apart from the ticks, for a disk may keep it waiting."""
+    while True:
+        await chains.expire()
+        await asyncio.sleep(_EXPIRY_SECONDS)
 
 
 def _create_slab(config: DaemonConfig) -> Slab:
