@@ -142,8 +142,10 @@ class Chains:
         check_fits(request.chain, prepared, limits, self._room)
         self._check_options(request, limits[0].sessions)
         reads, number = _reads(request.chain), self._count
-        # Placement is asked once now, so that what cannot be placed is refused, and again when the chain starts.
-        place(chain_shape(reads, prepared), request.options.mode, fleet.views(), number - 1, request.options.group)
+        # Placement is asked once now, so that what cannot be placed is refused, and again when the chain starts. A
+        # group whose worker is just being replaced counts: it will be back.
+        standing = self.runs.room.standing()
+        place(chain_shape(reads, prepared), request.options.mode, standing, number - 1, request.options.group)
         self._count += 1
         job = Job(
             chain=_with_seeds(request.chain),
