@@ -46,6 +46,12 @@ class ClientProcess:
         await until(there, f"{kind} from a client")
         return self.read(kind)[0]
 
+    def clear(self) -> None:
+        """Kill it and remove what it has written."""
+        self.kill()
+        self.out.unlink(missing_ok=True)
+        self.words.unlink(missing_ok=True)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

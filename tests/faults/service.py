@@ -165,7 +165,11 @@ class Service:
         """What a daemon that has ended must not leave: processes, sockets, segments."""
         processes = [f"process {process.pid} {_command(process)}" for process in self.processes()]
         sockets = [str(path) for path in self.runtime_dir.glob("*") if path.is_socket()]
-        return [*processes, *sockets, *segments(instance_prefix(self.runtime_dir))]
+        return [*processes, *sockets, *self.segments()]
+
+    def segments(self) -> list[str]:
+        """Its names in /dev/shm."""
+        return segments(instance_prefix(self.runtime_dir))
 
     def workers(self) -> dict[str, psutil.Process]:
         """The workers' processes, by the names of their groups; also of those that still load."""
