@@ -185,9 +185,9 @@ async def struck(
                 follower.take(event)
 
         following = asyncio.create_task(follow())
+        daemon.note_family()  # now: a struck agent must not have finished by the time that this takes
         while len((before := await client.result(number)).agents[1].output_ids) < 8:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        daemon.note_family()
         begun = time.monotonic()
         strike(before)
         if again:
@@ -234,13 +234,18 @@ async def run(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
 
     daemon.start()
     row("first start", {"serves_again_s": round(await daemon.ready(), 1)})
-    for seed, (name, number) in enumerate(
-        [("SIGKILL", signal.SIGKILL), ("SIGSTOP", signal.SIGSTOP), ("SIGSEGV", signal.SIGSEGV)]
-    ):
+    for seed, name in enumerate(options.engine_signals.split(",")):
         pids = await workers()
+        engines = {pid: daemon.engine_of(pid) for pid in pids.values()}
+        number = signal.Signals[name]
 
-        def hit_engine(before: ChainResult, pids: dict[str, int] = pids, number: int = number) -> None:
-            daemon.engine_of(worker_pid(before, pids)).send_signal(number)
+        def hit_engine(
+            before: ChainResult,
+            pids: dict[str, int] = pids,
+            engines: dict[int, psutil.Process] = engines,
+            number: int = number,
+        ) -> None:
+            engines[worker_pid(before, pids)].send_signal(number)
 
         row(f"{name} engine, decoding", await struck(daemon, options.profile, seed, hit_engine))
     pids = await workers()
@@ -256,7 +261,9 @@ async def run(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
     daemon.running.wait()
     await daemon.gone(IDLE_MEMORY)
     daemon.start()
-    await asyncio.sleep(options.loading_s)
+    begun = time.monotonic()
+    while time.monotonic() - begun < options.loading_s and max(gpu_memory_mib(), default=0) < options.loading_mib:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
     daemon.note_family()
     loaded = gpu_memory_mib()
     daemon.running.kill()
@@ -275,7 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", type=Path, required=True, help="two groups of real engines")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="cpu")
-    parser.add_argument("--loading-s", type=float, default=8.0, help="when to kill a daemon that loads")
+    parser.add_argument("--engine-signals", default="SIGKILL,SIGSTOP,SIGSEGV", help="what engines are hit with")
+    parser.add_argument("--loading-s", type=float, default=8.0, help="when to kill a daemon that loads, at the latest")
+    parser.add_argument("--loading-mib", type=int, default=4096, help="or with so much memory of a GPU in use")
     parser.add_argument("--out", type=Path, help="JSONL to append to")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="pp-faults-") as folder:
