@@ -343,7 +343,8 @@ def _go_on(state: ChainState) -> Outcome:
 def _progress(state: ChainState, event: Event) -> Outcome:
     assert isinstance(event, Opened | FirstToken | Ended | Lost | Checked)  # noqa: S101
     yielded = state.phases[event.agent] is Phase.YIELDING
-    if yielded and (isinstance(event, Lost) or (isinstance(event, Ended) and event.state == "aborted")):
+    # A hop that is being aborted may fail on its way, such as by an upstream's log that was renewed before it was told.
+    if yielded and (isinstance(event, Lost) or (isinstance(event, Ended) and event.state != "finished")):
         state, commands = _go_on(_with_phase(state, event.agent, Phase.WAITING))
         return state, [Renew(event.agent), *commands]
     state = _step(state, event)

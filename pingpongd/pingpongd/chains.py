@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import structlog
@@ -333,16 +333,18 @@ class Chains:
         self._running.discard(record.id)
         if not self._running:
             self.idle.set()
-        task = asyncio.create_task(self._keep_result(record, error), name=f"end of {record.id}")
+        # The store has it from here on, in this very step: nobody finds the chain in neither place.
+        kept = self._store.ended(record.id, record.result(prompt_ids=True), time.time())
+        task = asyncio.create_task(self._tell_end(record, error, kept), name=f"end of {record.id}")
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
         self.start_waiting()
 
-    async def _keep_result(self, record: ChainRecord, error: str) -> None:
+    async def _tell_end(self, record: ChainRecord, error: str, kept: Awaitable[None]) -> None:
         """Whoever is told of a chain's end can rely on its result, whatever becomes of the daemon."""
         ended_ns = time.monotonic_ns()
         try:
-            await self._store.ended(record.id, record.result(prompt_ids=True), time.time())
+            await kept
         except StoreError as trouble:  # it is in memory, and tried again
             _log.error("result_not_kept", chain=record.id, error=str(trouble))
         self.runs.tell.event(record, "ended", None, ended_ns, state=record.state_name, error=error)

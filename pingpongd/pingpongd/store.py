@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -207,14 +207,18 @@ class Store:
         """Keep, in the background, what an agent has written."""
         self._writer.write(queries.agent_finished(self._live_one(chain_id).number, index, _encode(outcome)))
 
-    async def ended(self, chain_id: str, result: ChainResult, ended_at: float) -> None:
-        """Keep a result in the place of the job and the outcomes; it is on the disk when this returns.
+    def ended(self, chain_id: str, result: ChainResult, ended_at: float) -> Awaitable[None]:
+        """Keep a result in the place of the job and the outcomes: `result` has it at once.
 
         Args:
             ended_at: seconds since the epoch.
 
+        Returns:
+            Done when it is on the disk; or raises a StoreError where it could not be written for now: it is tried
+            again.
+
         Raises:
-            StoreError: it could not be written for now. It is tried again, and `result` has it meanwhile.
+            StoreError: the store is closed.
         """
         live = self._live_one(chain_id)
         chain = EndedChain(
@@ -235,7 +239,7 @@ class Store:
         self._ended.add(int(chain_id, 16))
         self._pending[chain_id] = _Pending(chain, body)
         asyncio.wrap_future(change.written).add_done_callback(partial(self._ended_written, chain_id))
-        await asyncio.shield(asyncio.wrap_future(change.tried))
+        return asyncio.shield(asyncio.wrap_future(change.tried))
 
     async def result(self, chain_id: str, *, fetched: bool) -> ChainResult | None:
         """The result of an ended chain; None where there is no such.

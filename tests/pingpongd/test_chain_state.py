@@ -167,6 +167,20 @@ def test_who_reads_from_a_held_agent_gives_its_memory_back() -> None:
     assert commands == [Dispatch(0), Dispatch(1)]
 
 
+def test_who_fails_while_it_yields_waits_all_the_same() -> None:
+    """The log of an upstream that yields, too, may be renewed before its reader has heard that it is to end."""
+    chain = new_chain(((), (0,), (1,)), "immediate")
+    state, _ = run(chain, Admitted("ping-pong"), Opened(0), Opened(1), Opened(2), Lost(0, written=False), Held(0))
+    assert state.phases == (Phase.WAITING, Phase.YIELDING, Phase.YIELDING)
+    state, commands = run(state, Ended(1, "aborted"))
+    assert commands == [Renew(1)]
+    state, commands = run(state, Ended(2, "failed", "generation 3 of slot 7 is gone"))
+    assert commands == [Renew(2)]
+    assert state.phases == (Phase.WAITING, Phase.WAITING, Phase.WAITING)
+    _, commands = run(state, Retry(0))
+    assert commands == [Dispatch(0), Dispatch(1), Dispatch(2)]
+
+
 def test_an_upstream_that_can_go_on_wakes_its_reader_only_once_that_has_yielded() -> None:
     state, _ = run(new_chain(((), (0,)), "first_token"), Admitted("ping-pong"), Opened(0), FirstToken(0), Opened(1))
     state, _ = run(state, Lost(0, written=True), Held(0))

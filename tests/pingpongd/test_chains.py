@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -37,8 +38,8 @@ from pingpong_bus.messages import (
     SupervisorMessage,
     WorkerMessage,
 )
-from pingpong_bus.slab import Slab
-from pingpong_bus.token_log import TokenLogWriter
+from pingpong_bus.slab import LogState, Slab
+from pingpong_bus.token_log import TokenLogReader, TokenLogWriter
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chains import Chains
 from pingpongd.config import parse_config
@@ -64,7 +65,9 @@ class FakeHop:
 
     def __init__(self, spec: HopSpec, slab: Slab) -> None:
         self.spec = spec
-        self.writer = TokenLogWriter(slab, spec.output)
+        _, state = TokenLogReader(slab, spec.output).peek()
+        # An earlier hop may have closed the log, and could not say so any more: then that is all there is to do.
+        self.writer = TokenLogWriter(slab, spec.output) if state is not LogState.CLOSED else None
         self.step = 0
 
 
@@ -118,7 +121,7 @@ class FakeFleet:
             worker.running[message.spec.hop] = FakeHop(message.spec, self._slab)
         elif isinstance(message, AbortHop):
             # A worker answers always, also for a hop that has just ended by itself.
-            if (hop := worker.running.pop(message.hop, None)) is not None:
+            if (hop := worker.running.pop(message.hop, None)) is not None and hop.writer is not None:
                 hop.writer.abort()
             worker.reports.append(HopEnded(hop=message.hop, state="aborted", at_ns=1))
 
@@ -129,19 +132,21 @@ def advance(worker: FakeWorker, hop: FakeHop, *, fails: bool = False) -> None:
     report = worker.reports.append
     if fails:
         del worker.running[number]
-        hop.writer.abort()
+        if hop.writer is not None:
+            hop.writer.abort()
         report(HopEnded(hop=number, state="failed", at_ns=1, code="EngineError", message="it broke"))
     elif hop.step == 0:
         report(HopOpened(hop=number, at_ns=1))
     elif hop.step == 1:
         report(HopFinalized(hop=number, at_ns=2, prompt_tokens=3, prompt_digest="d", final_tokens=3))
-    elif hop.writer.count < OUTPUT:
+    elif hop.writer is not None and hop.writer.count < OUTPUT:
         hop.writer.append([int(number.split("/")[1]) * 10 + hop.writer.count])
         if hop.step == 2:
             report(HopFirstToken(hop=number, at_ns=3, cached_tokens=0))
     else:
         del worker.running[number]
-        hop.writer.close("length")
+        if hop.writer is not None:
+            hop.writer.close("length")
         report(HopEnded(hop=number, state="finished", at_ns=4, output_tokens=OUTPUT, finish_reason="length"))
         if hop.spec.match is not None:
             report(HopChecked(hop=number, prompt_token_match=True))
@@ -195,10 +200,10 @@ class FakeStore:
         assert chain not in self.results
         self.outcomes.setdefault(chain, {})[index] = outcome
 
-    async def ended(self, chain: str, result: ChainResult, ended_at: float) -> None:
+    def ended(self, chain: str, result: ChainResult, ended_at: float) -> Awaitable[None]:
         assert chain not in self.results, "a chain ended twice"
         self.results[chain] = result
-        await asyncio.sleep(0)
+        return asyncio.sleep(0)
 
     async def result(self, chain: str, *, fetched: bool) -> ChainResult | None:
         return self.results.get(chain)
@@ -635,6 +640,21 @@ def test_a_chain_past_its_deadline_fails(service: Service) -> None:
     for number in numbers:
         assert "deadline" in service.result(number).error
     assert service.slab.free_slots == SLOTS
+
+
+def test_who_asks_in_the_moment_of_the_end_is_answered(service: Service) -> None:
+    numbers = [service.submit(chain_reading(TRIO), "serial") for _ in range(4)]
+    assert service.result(numbers[-1]).state == "queued"
+
+    async def cancel_and_ask() -> ChainResult:
+        service.chains.cancel(numbers[-1])  # which ends it at once
+        found: ChainResult = await service.chains.result(numbers[-1])
+        return found
+
+    assert service.run(cancel_and_ask).state == "cancelled"
+    for number in numbers:
+        service.run(service.chains.cancel, number)
+    service.settle()
 
 
 def test_a_live_chain_is_not_forgotten(service: Service) -> None:

@@ -81,7 +81,7 @@ async def test_a_later_outcome_of_an_agent_takes_the_place_of_the_earlier(store:
 async def test_a_result_is_there_after_the_end_and_after_a_restart(store: Store, tmp_path: Path) -> None:
     await store.add("0000000a", job(1))
     assert await store.result("0000000a", fetched=False) is None
-    ending = asyncio.create_task(store.ended("0000000a", result("0000000a"), 5.0))
+    ending = asyncio.ensure_future(store.ended("0000000a", result("0000000a"), 5.0))
     await asyncio.sleep(0)
     assert await store.result("0000000a", fetched=False) == result("0000000a")
     await ending
