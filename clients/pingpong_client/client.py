@@ -224,7 +224,8 @@ class AsyncClient:
             DaemonUnavailable: the daemon has gone, and did not come back in time.
         """
         if chain not in self._following:
-            chain = (await self.attach(chain)).id
+            asked, hint = chain, attach_hint(chain)
+            chain = (await self._link.persist(lambda connection: self._attach(connection, asked), hint=hint)).id
         following = self._following.get(chain)
         if following is None:
             return
@@ -242,7 +243,9 @@ class AsyncClient:
         Raises:
             ChainNotFound: there is none of that id.
         """
-        connection = await self._link.connected()
+        return await self._attach(await self._link.connected(), chain)
+
+    async def _attach(self, connection: Connection, chain: str) -> ChainResult:
         result = await connection.attach(chain)
         if connection.follows(result.id):
             self._following.setdefault(result.id, Following.of_result(result))

@@ -151,6 +151,26 @@ async def test_a_chain_that_was_submitted_to_be_followed_survives_a_loss_before_
     assert events[-1].kind == "ended"
 
 
+async def test_a_daemon_that_dies_just_when_it_is_asked_to_follow(link, daemon, chain):
+    answer = daemon._answer
+    losses = 0
+
+    def lose_first(request):
+        nonlocal losses
+        if isinstance(request, Attach) and not losses:
+            losses += 1
+            link.lose()
+        else:
+            answer(request)
+
+    daemon._answer = lose_first
+    async with link.client() as client:
+        chain_id = await client.submit(chain)
+        result = await asyncio.wait_for(client.wait(chain_id), HANG_S)
+    assert result.state == "finished"
+    assert losses == 1
+
+
 async def test_a_daemon_that_does_not_come_back(link, daemon, chain, until):
     daemon.hold = True
     async with link.client(reconnect_s=0.2) as client:

@@ -241,7 +241,7 @@ class Soak:
         while True:
             await asyncio.sleep(self._random.expovariate(1 / self._kill_every_s))
             target = self._random.choices(
-                ["worker", "engine", "supervisor", "client"], [4, 4, self._supervisors_die() * 1, 2]
+                ["worker", "engine", "supervisor", "client"], [4, 4, 2 * self._supervisors_die(), 2]
             )[0]
             try:
                 pid = await self._pid(target)
