@@ -306,12 +306,13 @@ class HopFirstToken(_Tagged, frozen=True):
 
 
 class HopText(_Tagged, frozen=True):
-    """Text of the output's ids up to `upto`; sent at most every 200 ms."""
+    """Ids up to `upto` stand in the log, and text for them as far as it is certain; sent at most every 200 ms."""
 
     hop: str
     upto: int
-    """Ids of the log that this text and all before it cover."""
+    """How many ids stand in the log."""
     text: str
+    """What follows all text before; the last ids may have none yet, and without a tokenizer none has."""
 
 
 class HopEnded(_Tagged, frozen=True):

@@ -47,6 +47,8 @@ class Answer:
         self._text = ""
         self._known_chars = 0
         """Characters, of those that come next, that an earlier hop has sent."""
+        self._told = writer.count
+        """Ids that the supervisor knows of; also where they have no text, for want of a tokenizer for one."""
         self._text_due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -160,7 +162,7 @@ class Answer:
         self._send_text()
 
     def _schedule_text(self) -> None:
-        if self._timer is None and (self._undecoded or self._text):
+        if self._timer is None and (self._undecoded or self._text or self._writer.count > self._told):
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(self._text_due, loop.time()), self._on_timer)
 
@@ -181,6 +183,7 @@ class Answer:
             self._undecoded = []
 
     def _send_text(self) -> None:
-        if self._text:
-            self._report(HopText(hop=self._hop, upto=self._writer.count, text=self._text))
-            self._text = ""
+        count = self._writer.count
+        if self._text or (count > self._told and not self.over):  # the end itself tells of the last ids
+            self._report(HopText(hop=self._hop, upto=count, text=self._text))
+            self._text, self._told = "", count
