@@ -15,12 +15,22 @@ from math import inf
 
 import msgspec
 
+AGING_S = 30.0
+"""Seconds of waiting that count as one step of priority."""
+Turn = tuple[int, float, int, int]
+"""Sorts chains: the step of their arrival less the priority, deadline, arrival, and a number that none shares."""
+
+
+def turn_of(priority: int, deadline_ns: int | None, since_ns: int, number: int, aging_s: float = AGING_S) -> Turn:
+    """Where a chain stands in turn; see `ChainQueue.add`."""
+    step_ns = max(1, int(aging_s * 1e9))
+    return since_ns // step_ns - priority, inf if deadline_ns is None else deadline_ns, since_ns, number
+
 
 class _Waiting(msgspec.Struct, frozen=True):
     """A chain in the queue."""
 
-    turn: tuple[int, float, int, int]
-    """Sorts the chains: arrival's step less the priority, deadline, arrival, and a number that none shares."""
+    turn: Turn
     deadline_ns: int | None
     slots: int
 
@@ -31,14 +41,14 @@ class _Waiting(msgspec.Struct, frozen=True):
 class ChainQueue:
     """Waiting chains; each method takes O(log n) for n of them, `position` O(n)."""
 
-    def __init__(self, aging_s: float = 30.0) -> None:
+    def __init__(self, aging_s: float = AGING_S) -> None:
         """Args:
         aging_s: seconds of waiting that count as one step of priority.
         """
-        self._step_ns = max(1, int(aging_s * 1e9))
+        self._aging_s = aging_s
         self._waiting: dict[str, _Waiting] = {}
         # Heaps may hold chains that have left: they are dropped when they come to the top, or outnumber the others.
-        self._turns: list[tuple[tuple[int, float, int, int], str]] = []
+        self._turns: list[tuple[Turn, str]] = []
         self._deadlines: list[tuple[int, int, str]] = []
         self._count = 0
 
@@ -64,8 +74,7 @@ class ChainQueue:
         if chain in self._waiting:
             raise ValueError(f"chain {chain} waits already")
         self._count += 1
-        deadline = inf if deadline_ns is None else deadline_ns
-        turn = (since_ns // self._step_ns - priority, deadline, since_ns, self._count)
+        turn = turn_of(priority, deadline_ns, since_ns, self._count, self._aging_s)
         self._waiting[chain] = _Waiting(turn, deadline_ns, slots)
         heapq.heappush(self._turns, (turn, chain))
         if deadline_ns is not None:

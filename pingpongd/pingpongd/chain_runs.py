@@ -74,6 +74,9 @@ class RunsListener(Protocol):
     def chain_started(self, record: ChainRecord) -> None:
         """It has its logs and a plan."""
 
+    def agent_restarted(self, record: ChainRecord, index: int) -> None:
+        """An agent begins anew; what it had written is void."""
+
     def agent_finished(self, record: ChainRecord, index: int) -> None:
         """An agent has written all, or its prompt has been checked since."""
 
@@ -93,17 +96,24 @@ class ChainRuns:
         publish: called with every event of every chain.
         listener: told of beginnings and ends.
         """
-        self.config = config
         self.room = HopRoom()
+        self.configure(config)
         self.tell = ChainTeller(publish)
         self._slab = slab
         self._listener = listener
         self._hops: dict[str, tuple[ChainRecord, int, str]] = {}
         """Hops that may still report: chain, agent, group."""
         self._depth = 0
-        self._retrying = False
+        self._turn: ChainRecord | None = None
+        """Whose turn it is among those that are held."""
 
     # ---------------------------------------------------------------------------------------------------- for chains
+
+    def configure(self, config: DaemonConfig) -> None:
+        """Take a configuration, the first or one that was read again."""
+        self.config = config
+        # One loss before a group would be given up: who is alone then and loses another engine has failed.
+        self.room.suspect_after = max(1, config.restart.give_up_after - 2)
 
     def plan(self, record: ChainRecord) -> Plan:
         """Where the chain's agents are to run.
@@ -207,7 +217,6 @@ class ChainRuns:
 
     def worker_lost(self, worker: Worker, why: str) -> None:
         """A worker that served is gone, and its process reaped: nobody writes its hops' logs any more."""
-        self.room.lost(worker.name)
         worker.hops.clear()
         self._depth += 1  # hops are given to other groups once all that are lost are known
         try:
@@ -216,6 +225,7 @@ class ChainRuns:
                     self._lose(hop, why, blamed=True)
         finally:
             self._depth -= 1
+        self.room.lost(worker.name)
         self._retry_held()
 
     def worker_ready(self, worker: Worker) -> None:
@@ -268,6 +278,7 @@ class ChainRuns:
             blamed: the engine died under it; not so where its worker was asked to stop.
         """
         record, index, group = self._hops.pop(hop)
+        alone = self.room.is_alone(group, hop)
         self.room.give_back(group, hop)
         agent, phase = record.agents[index], record.state.phases[index]
         if phase is Phase.WRITTEN:
@@ -281,9 +292,9 @@ class ChainRuns:
         _log.warning("hop_lost", chain=record.id, hop=hop, worker=group, phase=phase.value, tokens=count, reason=why)
         if log is LogState.ABORTED and phase is not Phase.YIELDING:
             self.apply(record, Ended(index, "failed", _blame(record, index, why)))
-        elif agent.losses >= max(1, self.config.restart.give_up_after - 1):
-            # Its own prompt may be what engines die of: it must not take one after the other along.
-            error = f"engines died under it {agent.losses} times, at last: {why}"
+        elif alone and log is not LogState.CLOSED:
+            # Its own prompt seems to be what engines die of: it must not take one after the other along.
+            error = f"engines died under it {agent.losses} times, at last when it ran alone: {why}"
             self.apply(record, Ended(index, "failed", _blame(record, index, error)))
         else:
             if record.state.stage is Stage.RUNNING and phase is not Phase.YIELDING:
@@ -325,10 +336,10 @@ class ChainRuns:
 
     def _dispatch(self, record: ChainRecord, index: int) -> list[Event]:
         """Start an agent's hop where there is a group and room, in turn; else it is held."""
-        if (gone := self.room.gone(record)) is not None:
+        if (gone := self.room.gone(record, index)) is not None:
             return [Held(index), FailAsked(gone)]
         agent, room = record.agents[index], self.room
-        in_turn = self._retrying or not room.waited_for or bool(agent.output_ids)
+        in_turn = self._turn is record or not room.waited_for or bool(agent.output_ids)
         hop = f"{record.id}/{index}/{agent.hops}"
         worker = room.take(record, index, hop) if in_turn else None
         if worker is None:
@@ -345,6 +356,7 @@ class ChainRuns:
             room.shun(worker.name)
             room.hold(record, index)
             return [*moved, Held(index)]
+        room.release(record, index)
         agent.hops += 1
         self._hops[hop] = record, index, worker.name
         worker.hops.add(hop)
@@ -366,14 +378,14 @@ class ChainRuns:
 
     def _retry_held(self) -> None:
         """Dispatch those that wait, as far as there are groups and room."""
-        if self._retrying:
+        if self._turn is not None:
             return
-        self._retrying = True
         try:
             for record, index in self.room.turns():
+                self._turn = record
                 self.apply(record, Retry(index))
         finally:
-            self._retrying = False
+            self._turn = None
 
     def _abort(self, record: ChainRecord, index: int) -> None:
         agent = record.agents[index]
@@ -392,6 +404,7 @@ class ChainRuns:
         agent.stream = self._slab.allocate()
         if agent.output_ids:
             agent.begin_anew()
+            self._listener.agent_restarted(record, index)
             self.tell.event(record, "agent_restarted", index, why="it gave way to another agent")
 
     def _finish(self, record: ChainRecord, stage: Stage, error: str) -> None:

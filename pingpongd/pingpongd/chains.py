@@ -82,7 +82,8 @@ class Chains:
 
     def configure(self, config: DaemonConfig) -> None:
         """Take a configuration that was read again."""
-        self.config = self.runs.config = config
+        self.config = config
+        self.runs.configure(config)
         self._store.configure(config.store)
 
     def _restore(self, live: LiveChain) -> None:
@@ -95,7 +96,7 @@ class Chains:
 
     def _why_not(self, record: ChainRecord) -> str:
         """Why a chain that was accepted cannot run as the daemon is configured now; empty where it can."""
-        limits = [worker.limits for worker in self._fleet.ready if worker.limits is not None]
+        limits = self.runs.room.limits()
         if limits and record.job.model != limits[0].model:
             return f"it was accepted for the model {record.job.model}, and the daemon serves {limits[0].model}"
         try:
@@ -120,13 +121,15 @@ class Chains:
         try:
             async with lock:
                 known = self._store.find_key(request.key)
-                return known if known is not None else await self._accept(request)
+                if known is None:
+                    return await self._accept(request)
         except KeyTaken as taken:  # by one that came between two that waited
-            await self._store.added(taken.chain_id)
-            return taken.chain_id
+            known = taken.chain_id
         finally:
             if not lock.locked():
                 self._keys.pop(request.key, None)
+        await self._store.added(known)
+        return known
 
     async def _accept(self, request: Submit) -> str:
         submitted_ns, submitted_at = time.monotonic_ns(), time.time()
@@ -138,7 +141,7 @@ class Chains:
         prepared = await fleet.prepare(request.chain, inputs)
         self._require_serving()  # tokenizing took a moment: once more
         check_queue(len(self._queue), self._room)
-        limits = [worker.limits for worker in fleet.ready if worker.limits is not None]
+        limits = self.runs.room.limits()
         check_fits(request.chain, prepared, limits, self._room)
         self._check_options(request, limits[0].sessions)
         reads, number = _reads(request.chain), self._count
@@ -158,16 +161,10 @@ class Chains:
             key=request.key,
         )
         chain_id = self._new_id()
-        record = ChainRecord.accepted(chain_id, job, reads, submitted_ns)
-        self._records[chain_id] = record
-        try:
-            await self._store.add(chain_id, job)
-        except BaseException:
-            del self._records[chain_id]
-            raise
+        await self._store.add(chain_id, job)
+        record = self._records[chain_id] = ChainRecord.accepted(chain_id, job, reads, submitted_ns)
         _log.info("chain_accepted", chain=chain_id, name=request.chain.name, agents=len(record.agents))
-        if chain_id in self._records:  # it may have been cancelled already, by somebody who looked at the list
-            self._enqueue(record)
+        self._enqueue(record)
         return chain_id
 
     def is_live(self, chain: str) -> bool:
@@ -293,12 +290,22 @@ class Chains:
         """Once a second: end the chains that are past their deadline, and start those that can."""
         now = time.monotonic_ns()
         self._queue.expired(now)
+        self._reconsider()
         for record in list(self._records.values()):
             if record.deadline_ns is not None and record.deadline_ns <= now:
                 self._queue.remove(record.id)
                 why = f"its deadline of {record.options.deadline_s:g} s has passed"
                 self.runs.apply(record, FailAsked(why))
         self.start_waiting()
+
+    def _reconsider(self) -> None:
+        """Let chains run that could not with the engines that there were before."""
+        if self.runs.room.fleet is None:
+            return
+        for record in self._records.values():
+            if record.waits_for and not self._why_not(record):
+                record.waits_for = ""
+                self._enqueue(record)
 
     async def expire(self) -> None:
         """Drop ended chains that are past their time in the store."""
@@ -320,6 +327,10 @@ class Chains:
     def chain_started(self, record: ChainRecord) -> None:
         """See `RunsListener`."""
         self._store.started(record.id)
+
+    def agent_restarted(self, record: ChainRecord, index: int) -> None:
+        """See `RunsListener`."""
+        self._store.attempt(record.id, record.agents[index].attempt)
 
     def agent_finished(self, record: ChainRecord, index: int) -> None:
         """See `RunsListener`."""

@@ -51,7 +51,10 @@ class Daemon:
         self._started = time.monotonic()
         self._ready = False
         self._draining = False
+        self._hurry = False
+        """Whether a second signal has come."""
         self._fleet: Fleet | None = None
+        self._chains: Chains | None = None
         self._notifier = Notifier()
         self._stops: asyncio.Queue[float | None] = asyncio.Queue()
         """Asked-for ends, each with its deadline in seconds; None: the configuration's."""
@@ -66,6 +69,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stops.put_nowait, None)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         config = self._config
         check_groups(config)
         path = Path(config.runtime_dir) if config.runtime_dir else default_runtime_dir(config.instance)
@@ -88,8 +92,12 @@ class Daemon:
         self, runtime: RuntimeDir, slab: Slab, store: Store, context: zmq.asyncio.Context, sweeper: Sweeper
     ) -> None:
         control = Control(runtime, context)
-        chains = Chains(self._config, slab, store, control.publish)
-        chains.restore()
+        try:
+            self._chains = chains = Chains(self._config, slab, store, control.publish)
+            chains.restore()
+        except BaseException:
+            control.close()  # else the context would wait for it for ever
+            raise
         serving = asyncio.create_task(
             control.serve(chains, lambda number: self._status(number, chains, slab, store, control), self._drain_group)
         )
@@ -98,7 +106,6 @@ class Daemon:
         ticking = asyncio.create_task(self._tick(chains))
         expiring = asyncio.create_task(_expire(chains))
         fed = asyncio.create_task(feed_watchdog(self._notifier, lambda: self._ticks))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, chains)
         _log.info(
             "daemon_started",
             instance=self._config.instance,
@@ -117,7 +124,7 @@ class Daemon:
                 if fleet.broken.done():
                     fleet.broken.result()
                 if stopped.done():
-                    await self._drain(chains, stopped.result())
+                    await self._drain(chains, fleet, stopped.result())
             for task in (serving, ticking, expiring):
                 if task.done():
                     task.result()
@@ -148,7 +155,7 @@ class Daemon:
         """End the workers; a signal meanwhile makes short work of them."""
         if self._fleet is None:
             return
-        stopping = asyncio.create_task(self._fleet.stop())
+        stopping = asyncio.create_task(self._fleet.stop(fast=self._hurry))
         again = asyncio.create_task(self._stops.get())
         await _first(stopping, again)
         if not stopping.done():
@@ -156,7 +163,7 @@ class Daemon:
         await stopping
         await _cancelled(again)
 
-    async def _drain(self, chains: Chains, deadline_s: float | None) -> None:
+    async def _drain(self, chains: Chains, fleet: Fleet, deadline_s: float | None) -> None:
         """Let running chains finish, up to the deadline or the next signal; the others are kept for the next start."""
         seconds = self._config.drain_seconds if deadline_s is None else deadline_s
         self._draining = chains.draining = True
@@ -164,8 +171,12 @@ class Daemon:
         _log.info("daemon_draining", chains=len(chains.live()), seconds=seconds)
         again = asyncio.create_task(self._stops.get())
         idle = asyncio.create_task(chains.idle.wait())
-        await asyncio.wait({again, idle}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        awaited: set[asyncio.Future[Any]] = {again, idle, fleet.broken}
+        await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        self._hurry = again.done()
         await _cancelled(again, idle)
+        if fleet.broken.done():
+            fleet.broken.result()
         if kept := len(chains.live()):
             _log.info("chains_kept", chains=kept, reason="they go on at the next start")
 
@@ -178,7 +189,8 @@ class Daemon:
             EngineError: no fresh worker has come to serve.
         """
         if group is None:
-            self._stops.put_nowait(deadline_s)
+            if not self._draining:  # a second one is no second signal, which would make short work of all
+                self._stops.put_nowait(deadline_s)
             return
         if self._draining or self._fleet is None or not self._ready:
             raise Overloaded("the daemon is not serving.", hint="See `pingpong-client status`.")
@@ -188,9 +200,10 @@ class Daemon:
             raise UsageError(f'there is no device group "{group}".', field="group", hint=f"There are: {known}.")
         await self._fleet.drain(worker, self._config.drain_seconds if deadline_s is None else deadline_s)
 
-    def _reload(self, chains: Chains) -> None:
+    def _reload(self) -> None:
         """SIGHUP: read the configuration again, take what can be changed, and name what cannot."""
-        if self._read_again is None:
+        chains = self._chains
+        if self._read_again is None or chains is None:  # at the very start it has only just been read
             return
         self._notifier.reloading()
         try:

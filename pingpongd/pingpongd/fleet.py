@@ -222,6 +222,9 @@ class Fleet:
         if isinstance(message, StartHop) and worker.state != "ready":
             raise lost(worker, f"it is {worker.state}")
         if not self._link.send(worker, message):
+            if worker.state == "ready":
+                # What it was sent before may be lost, too, and nothing would ever say so: it must not go on.
+                worker.end(EndOrder("terminate", "its connection is broken"))
             raise lost(worker, "nobody is at its end of the socket")
 
     async def prepare(self, chain: Chain, inputs: dict[str, str]) -> list[PreparedAgent]:

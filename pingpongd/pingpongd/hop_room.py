@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pingpong_bus.messages import EngineLimits
+from pingpongd.chain_queue import Turn, turn_of
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import LIVE, Phase
 from pingpongd.fleet import Fleet, Worker
@@ -16,11 +18,15 @@ class HopRoom:
 
     def __init__(self) -> None:
         self.fleet: Fleet | None = None
+        self.suspect_after = 1
+        """Agents under which so many engines have died run alone from then on: it may be their prompt that kills."""
         self._ledgers: dict[str, GroupLedger] = {}
         self._shunned: set[str] = set()
         """Groups whose engine has died, as its hops say, and whose worker has not ended yet."""
         self._held: dict[tuple[int, int], tuple[ChainRecord, int]] = {}
         """Agents whose turn has come, by chain number and index."""
+        self._alone: dict[str, str] = {}
+        """The hop that has its group to itself, by group."""
 
     @property
     def waited_for(self) -> bool:
@@ -38,6 +44,11 @@ class HopRoom:
         workers = self.fleet.workers.values() if self.fleet is not None else ()
         return [GroupView(worker.name, len(worker.hops)) for worker in workers if worker.state != "failed"]
 
+    def limits(self) -> list[EngineLimits]:
+        """Of the standing groups' engines, those that serve or did so last."""
+        workers = self.fleet.workers.values() if self.fleet is not None else ()
+        return [worker.limits for worker in workers if worker.state != "failed" and worker.limits is not None]
+
     def serves(self, worker: Worker) -> None:
         """A worker serves, with a fresh engine."""
         assert worker.limits is not None  # noqa: S101 - it came with Ready
@@ -51,25 +62,44 @@ class HopRoom:
     def lost(self, group: str) -> None:
         """Its worker is gone with all that its hops held."""
         self._ledgers.pop(group, None)
+        self._alone.pop(group, None)
 
-    def gone(self, record: ChainRecord) -> str | None:
-        """Why the group that the chain's submission names will not serve any more; None where it may."""
+    def gone(self, record: ChainRecord, index: int) -> str | None:
+        """Why no group will ever run the agent: the one that its chain names is gone, or the engines that are left are
+        too small; None where one may."""
+        assert self.fleet is not None  # noqa: S101 - no chain runs before
         name = record.options.group
-        if name is None or any(view.name == name for view in self.standing()):
+        standing = [view.name for view in self.standing() if name in (None, view.name)]
+        if name is not None and not standing:
+            return f'the group "{name}" is gone.'
+        tokens = _full_length(record, index)
+        limits = [self.fleet.workers[group].limits for group in standing]
+        if any(limit is None or GroupLedger(limit).ever_fits(tokens) for limit in limits):
             return None
-        return f'the group "{name}" is gone.'
+        most = max((limit.kv_tokens for limit in limits if limit is not None), default=0)
+        agent = record.chain.agents[index].name
+        return f'agent "{agent}" needs up to {tokens} tokens, and the KV caches that are left hold at most {most}.'
 
     def take(self, record: ChainRecord, index: int, hop: str) -> Worker | None:
         """Set a hop's full length aside on the group where it can run; None where there is no group or no room."""
         worker = self._target(record, index)
-        if worker is None or not self._ledgers[worker.name].take(hop, _full_length(record, index)):
+        if worker is None or not self._fits(worker.name, record, index):
             return None
+        self._ledgers[worker.name].take(hop, _full_length(record, index))
+        if self._suspect(record, index):
+            self._alone[worker.name] = hop
         return worker
+
+    def is_alone(self, group: str, hop: str) -> bool:
+        """Whether the hop has its group to itself: what happens to the engine, happens by it."""
+        return self._alone.get(group) == hop
 
     def give_back(self, group: str, hop: str) -> None:
         """A hop is over; harmless where its group's engine is gone."""
         if group in self._ledgers:
             self._ledgers[group].give_back(hop)
+        if self.is_alone(group, hop):
+            del self._alone[group]
 
     def hold(self, record: ChainRecord, index: int) -> None:
         """Let an agent wait."""
@@ -84,24 +114,40 @@ class HopRoom:
         return [record for record, _ in self._held.values() if record.options.group == group]
 
     def turns(self) -> Iterator[tuple[ChainRecord, int]]:
-        """Release held agents for whom there is a group and room, one by one: first who was interrupted, then by age.
+        """Release held agents for whom there is a group and room, one by one: first who was interrupted, then as chains
+        wait in the queue, by priority and age. Also those that no group will ever run, to be told so.
 
         None overtakes another on the same group, so none starves.
         """
         full: set[str] = set()
         for key, (record, index) in sorted(self._held.items(), key=_turn):
-            worker = self._target(record, index) if key in self._held else None
-            if worker is None or worker.name in full:
-                continue
-            if not self._ledgers[worker.name].fits(_full_length(record, index)):
-                full.add(worker.name)
+            if key not in self._held:
+                continue  # its chain has ended meanwhile
+            worker = self._target(record, index)
+            if worker is not None:
+                if worker.name in full:
+                    continue
+                if not self._fits(worker.name, record, index):
+                    full.add(worker.name)
+                    continue
+            elif self.gone(record, index) is None:
                 continue
             del self._held[key]
             yield record, index
 
+    def _suspect(self, record: ChainRecord, index: int) -> bool:
+        return record.agents[index].losses >= self.suspect_after
+
+    def _fits(self, group: str, record: ChainRecord, index: int) -> bool:
+        ledger = self._ledgers[group]
+        company = group in self._alone or (self._suspect(record, index) and bool(ledger.held))
+        return not company and ledger.fits(_full_length(record, index))
+
     def _target(self, record: ChainRecord, index: int) -> Worker | None:
-        """The agent's own group, or another where that one does not serve and the submission does not name it."""
-        views, name = self.groups(), record.agents[index].worker
+        """The agent's own group, or another where that one does not serve, or has grown too small, and the submission
+        does not name it."""
+        tokens, name = _full_length(record, index), record.agents[index].worker
+        views = [view for view in self.groups() if self._ledgers[view.name].ever_fits(tokens)]
         if not any(view.name == name for view in views):
             if record.options.group is not None:
                 return None
@@ -124,7 +170,8 @@ def _full_length(record: ChainRecord, index: int) -> int:
     return hop_tokens(record.chain, record.prepared, index, written)
 
 
-def _turn(item: tuple[tuple[int, int], tuple[ChainRecord, int]]) -> tuple[bool, int, int]:
+def _turn(item: tuple[tuple[int, int], tuple[ChainRecord, int]]) -> tuple[bool, Turn, int]:
     """Sorts held agents."""
-    (number, index), (record, _) = item
-    return record.state.phases[index] is not Phase.INTERRUPTED, number, index
+    _, (record, index) = item
+    turn = turn_of(record.options.priority, record.deadline_ns, record.submitted_ns, record.number)
+    return record.state.phases[index] is not Phase.INTERRUPTED, turn, index

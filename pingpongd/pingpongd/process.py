@@ -93,7 +93,12 @@ class WorkerProcess:
         self.on_line: Callable[[str], None] | None = None
         """Called with each line that it or its engine prints."""
         self._exited = asyncio.Event()
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:  # no descriptor is left: nobody would ever see its end
+            self._popen.kill()
+            self._popen.wait()
+            raise
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
         assert self._popen.stdin is not None  # noqa: S101 - asked for above
         try:

@@ -113,7 +113,7 @@ class Store:
     def live(self) -> _LiveChains:
         """The chains that have not ended, by number; asked once, at the daemon's start.
 
-        Raises the attempt of those that had been started, durably.
+        Raises their attempt, durably.
 
         Raises:
             ConfigError: a chain cannot be understood; no attempt was raised.
@@ -126,7 +126,7 @@ class Store:
                     id=chain_id,
                     job=self._unpack(job, Job, chain_id),
                     started=started,
-                    attempt=attempt + 1 if started else attempt,
+                    attempt=attempt + 1,
                     outcomes={agent: self._unpack(body, AgentOutcome, chain_id) for agent, body in outcomes.items()},
                 )
                 for chain_id, job, started, attempt, outcomes in rows
@@ -183,9 +183,9 @@ class Store:
         finally:
             del self._adding[chain_id]
             if not kept:
-                del self._live[chain_id]
+                self._live.pop(chain_id, None)
                 if key is not None:
-                    del self._keys[key]
+                    self._keys.pop(key, None)
 
     async def added(self, chain_id: str) -> None:
         """Wait until the `add` of a chain that `find_key` has named is through.
@@ -202,6 +202,10 @@ class Store:
     def started(self, chain_id: str) -> None:
         """Say, in the background, that some agent may run from now on."""
         self._writer.write(queries.started(self._live_one(chain_id).number))
+
+    def attempt(self, chain_id: str, attempt: int) -> None:
+        """Keep, in the background, that an agent has begun anew: no later start gives this attempt again."""
+        self._writer.write(queries.raised(self._live_one(chain_id).number, attempt))
 
     def agent_finished(self, chain_id: str, index: int, outcome: AgentOutcome) -> None:
         """Keep, in the background, what an agent has written."""

@@ -44,6 +44,11 @@ def dropped(number: int) -> Change:
     return Change((("DELETE FROM chain WHERE number = ?", (number,)),), lasts=True)
 
 
+def raised(number: int, attempt: int) -> Change:
+    """An agent has begun anew, in this attempt."""
+    return Change((("UPDATE chain SET attempt = max(attempt, ?) WHERE number = ?", (attempt, number)),), lasts=True)
+
+
 def started(number: int) -> Change:
     """Some agent may run from now on."""
     return Change((("UPDATE chain SET started = 1 WHERE number = ?", (number,)),), lasts=True)
@@ -114,11 +119,9 @@ def contents(connection: sqlite3.Connection) -> Contents:
 
 
 def begin_attempt(connection: sqlite3.Connection) -> None:
-    """The daemon has been started: what had begun and not finished is begun anew."""
+    """The daemon has been started: what has not finished is begun anew."""
     with transaction(connection):
-        connection.execute(
-            "UPDATE chain SET attempt = attempt + 1 WHERE started AND number IN (SELECT number FROM job)"
-        )
+        connection.execute("UPDATE chain SET attempt = attempt + 1 WHERE number IN (SELECT number FROM job)")
 
 
 LiveRow = tuple[str, bytes, bool, int, dict[int, bytes]]

@@ -185,16 +185,18 @@ class Writer:
             return []
         left: list[Change] = []
         failed = False
+        hindrance = self._error
         for change in changes:
             held_up = change.lasts and left  # none overtakes one before it
-            error = self._error if held_up or len(changes) == 1 else self._try([change])
+            error = hindrance if held_up or len(changes) == 1 else self._try([change])
             if error is None:
                 _settle([change])
                 continue
             self._error = error
             if not change.tried.done():
                 change.tried.set_exception(error)
-            if change.lasts:
+            if change.lasts and not isinstance(error, _Misfit):
+                hindrance = error
                 left.append(change)
             else:
                 change.written.set_exception(error)
@@ -211,6 +213,8 @@ class Writer:
                 for change in changes:
                     for sql, values in change.statements:
                         self._connection.execute(sql, values)
+        except sqlite3.IntegrityError as error:
+            return _Misfit(f"a change does not fit what is stored: {error}.")
         except sqlite3.Error as error:
             return store_error(error, self._path)
         return None
@@ -239,6 +243,10 @@ class Writer:
                     if not future.done():
                         future.set_exception(closed)
             self._closed.set_result(lost)
+
+
+class _Misfit(StoreError):
+    """A change that no retry can write: a fault of ours, which must not hold up the changes behind it."""
 
 
 def _settle(changes: list[Change]) -> None:

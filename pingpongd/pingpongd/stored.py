@@ -66,7 +66,8 @@ class LiveChain(msgspec.Struct, frozen=True, kw_only=True):
     started: bool
     """Some agent may have run."""
     attempt: int
-    """Of its unfinished agents, this start of the daemon counted: 1, and one more for each start after `started`."""
+    """Of its unfinished agents: 1, and one more for each start of the daemon, this one counted. That also where
+    none may have run: their beginning may not have come to the disk."""
     outcomes: dict[int, AgentOutcome]
     """Of the agents that have finished, by index."""
 

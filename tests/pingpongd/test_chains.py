@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -173,7 +174,7 @@ class FakeStore:
         for chain, job in self.jobs.items():
             if chain in self.results:
                 continue
-            self.attempts[chain] = self.attempts.get(chain, 1) + (chain in self.begun)
+            self.attempts[chain] = self.attempts.get(chain, 1) + 1
             outcomes, attempt = dict(self.outcomes.get(chain, {})), self.attempts[chain]
             found.append(LiveChain(id=chain, job=job, started=chain in self.begun, attempt=attempt, outcomes=outcomes))
         return found
@@ -195,6 +196,9 @@ class FakeStore:
 
     def started(self, chain: str) -> None:
         self.begun.add(chain)
+
+    def attempt(self, chain: str, attempt: int) -> None:
+        self.attempts[chain] = max(self.attempts.get(chain, 1), attempt)
 
     def agent_finished(self, chain: str, index: int, outcome: AgentOutcome) -> None:
         assert chain not in self.results
@@ -248,6 +252,12 @@ class Service:
         self.chains = Chains(config, self.slab, self.store, self.events.append)  # type: ignore[arg-type]
         self.fleet = FakeFleet("ab", self.slab)
         self.run(self.serve)
+
+    def give_up_after(self, ends: int) -> None:
+        config = parse_config(
+            {"engine": "simulated", "groups": [{"name": "a", "devices": ["cpu:0"]}], "restart": {"give_up_after": ends}}
+        )
+        self.chains.runs.configure(config)
 
     def serve(self) -> None:
         self.chains.restore()
@@ -533,9 +543,7 @@ def test_a_hop_goes_on_from_what_it_has_written(service: Service) -> None:
 
 
 def test_what_engines_die_of_fails_in_the_end(service: Service) -> None:
-    service.chains.runs.config = parse_config(
-        {"engine": "simulated", "groups": [{"name": "a", "devices": ["cpu:0"]}], "restart": {"give_up_after": 3}}
-    )
+    service.give_up_after(3)
     number = service.submit(chain_reading([set()]), "serial")
     for _ in range(2):
         worker = next(worker for worker in service.fleet.workers.values() if worker.running)
@@ -544,6 +552,63 @@ def test_what_engines_die_of_fails_in_the_end(service: Service) -> None:
     result = service.result(number)
     assert result.state == "failed"
     assert "engines died under it 2 times" in result.error
+
+
+def test_who_shared_an_engine_with_what_it_died_of_outlives_that(service: Service) -> None:
+    service.give_up_after(5)
+    numbers = [service.submit(chain_reading([set()]), "auto", group="a") for _ in range(3)]
+    worker = service.fleet.workers["a"]
+    for _ in range(3):
+        assert len(worker.running) == 3
+        service.lose(worker)
+        service.bring_back(worker)
+    (alone,) = worker.running.values()  # from now on one at a time, to see which it is
+    guilty = alone.spec.hop.split("/")[0]
+    service.lose(worker)
+    service.bring_back(worker)
+    service.settle()
+    states = {number: service.result(number).state for number in numbers}
+    assert states == {number: "failed" if number == guilty else "finished" for number in numbers}
+    assert "when it ran alone" in service.result(guilty).error
+
+
+def test_a_whole_answer_whose_worker_died_fails_nothing(service: Service) -> None:
+    service.give_up_after(3)
+    number = service.submit(chain_reading([set()]), "auto", group="a")
+    worker = service.fleet.workers["a"]
+    service.lose(worker)
+    service.bring_back(worker)
+    (hop,) = worker.running.values()
+    hop.writer.close("length", ids=[0, 1, 2])
+    service.lose(worker)
+    service.bring_back(worker)
+    (again,) = service.fleet.running()
+    assert again.spec.resume is not None
+    assert again.spec.resume.tokens == 3
+    service.run(service.chains.cancel, number)
+
+
+def test_what_no_engine_can_hold_any_more_fails_with_the_numbers(service: Service) -> None:
+    number = service.submit(chain_reading([set()]), "auto", group="a")
+    worker = service.fleet.workers["a"]
+    service.lose(worker)
+    worker.limits = msgspec.structs.replace(LIMITS, kv_tokens=0)
+    service.bring_back(worker)
+    result = service.result(number)
+    assert result.state == "failed"
+    assert "needs up to 7 tokens" in result.error
+
+
+def test_who_is_held_goes_by_priority(service: Service) -> None:
+    worker = service.fleet.workers["a"]
+    worker.limits = msgspec.structs.replace(LIMITS, max_num_seqs=1)
+    service.run(service.chains.runs.worker_ready, worker)
+    first, second, urgent = (
+        service.submit(chain_reading([set()]), "auto", group="a", priority=priority) for priority in (0, 0, 9)
+    )
+    service.settle()
+    ends = [event.chain for event in service.events if event.kind == "ended"]
+    assert ends == [first, urgent, second]
 
 
 def test_a_chain_on_a_named_group_waits_for_it_and_fails_with_it(service: Service) -> None:

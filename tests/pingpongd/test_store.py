@@ -57,7 +57,7 @@ async def test_live_chains_come_in_the_order_of_their_numbers(store: Store, tmp_
     await store.close()
 
 
-async def test_attempts_count_the_starts_of_the_daemon_after_the_chain_had_begun(store: Store, tmp_path: Path) -> None:
+async def test_attempts_count_the_starts_of_the_daemon(store: Store, tmp_path: Path) -> None:
     await store.add("0000000a", job(1))
     await store.add("0000000b", job(2))
     attempts = []
@@ -65,7 +65,15 @@ async def test_attempts_count_the_starts_of_the_daemon_after_the_chain_had_begun
         store = await reopened(store, tmp_path / "state")
         attempts.append([(chain.started, chain.attempt) for chain in store.live()])
         store.started("0000000a")
-    assert attempts == [[(False, 1), (False, 1)], [(True, 2), (False, 1)], [(True, 3), (False, 1)]]
+    assert attempts == [[(False, 2), (False, 2)], [(True, 3), (False, 3)], [(True, 4), (False, 4)]]
+
+
+async def test_an_attempt_that_was_begun_meanwhile_is_not_given_again(store: Store, tmp_path: Path) -> None:
+    await store.add("0000000a", job(1))
+    store.attempt("0000000a", 7)
+    store.attempt("0000000a", 3)
+    store = await reopened(store, tmp_path / "state")
+    assert [chain.attempt for chain in store.live()] == [8]
     await store.close()
 
 

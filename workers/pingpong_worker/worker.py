@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from pingpong_bus.codec import MAX_WORKER_BYTES, decode_supervisor_message, encode
-from pingpong_bus.errors import ConfigError, EngineError, EngineLost, MessageError, PingpongError
+from pingpong_bus.errors import ChainError, ConfigError, EngineError, EngineLost, MessageError, PingpongError
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
@@ -242,8 +242,15 @@ class Worker:
                 return
             error = task.exception()
             if error is None:
-                self._send(task.result())
-                return
+                reply = task.result()
+                size = len(encode(reply))
+                if size <= MAX_WORKER_BYTES:
+                    self._send(reply)
+                    return
+                error = ChainError(
+                    f"its prompts take {size} bytes as token ids, and {MAX_WORKER_BYTES} are allowed.",
+                    hint="Put less text into one chain.",
+                )
             if not isinstance(error, PingpongError):
                 _log.error("request %s failed", request, exc_info=error)
                 error = PingpongError(f"the worker failed: {type(error).__name__}: {error}")
