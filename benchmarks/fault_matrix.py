@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -47,18 +48,22 @@ def main() -> int:
     parser.add_argument("--real", action="store_true", help="the cells on real engines instead")
     parser.add_argument("--side-by-side", type=int, default=4, metavar="N", help="cells at a time (default: 4)")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="run them so many times (default: 1)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="append each outcome, and what it was made with")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append what it is made with, and each outcome")
     options = parser.parse_args()
     chosen = [cell for cell in CELLS if not options.cells or any(part in cell.name for part in options.cells)]
-    made_with = provenance()
+
+    def keep(row: dict[str, Any]) -> None:
+        if options.out is not None:
+            with options.out.open("ab") as out:
+                out.write(msgspec.json.encode(row) + b"\n")
+
+    keep({"provenance": provenance(), "engine": "vllm" if options.real else "simulated"})
 
     def tell(outcome: Outcome) -> None:
         print(f"{outcome.cell}: {outcome.brief} {outcome.wrong} ({outcome.seconds:g} s)", file=sys.stderr)
         for line in outcome.log:
             print(f"    {line}", file=sys.stderr)
-        if options.out is not None:
-            with options.out.open("ab") as out:
-                out.write(msgspec.json.encode({**msgspec.to_builtins(outcome), "provenance": made_with}) + b"\n")
+        keep(msgspec.to_builtins(outcome))
 
     bad = 0
     for _ in range(options.rounds):
