@@ -14,7 +14,7 @@ import structlog
 from pingpong_bus.chain import Chain, resolve_inputs, upstreams
 from pingpong_bus.chain import validate_chain as check_chain
 from pingpong_bus.errors import ChainNotFound, Overloaded, PingpongError, StoreError, UsageError
-from pingpong_bus.messages import ChainEvent, ChainResult, ChainSummary, Submit
+from pingpong_bus.messages import ChainEvent, ChainResult, ChainSummary, PreparedAgent, Submit
 from pingpong_bus.messages import ChainState as ChainStateName
 from pingpong_bus.slab import Slab
 from pingpongd.admission import Room, check_fits, check_queue
@@ -30,6 +30,8 @@ from pingpongd.stored import Job, LiveChain
 
 _log = structlog.get_logger()
 _SEED_BITS = 48
+_PATIENCE_S = 120.0
+"""How long a submission waits for a worker that tokenizes it, where all are just being replaced."""
 
 
 class Chains:
@@ -45,7 +47,7 @@ class Chains:
         self.config = config
         self.runs = ChainRuns(config, slab, publish, self)
         self.draining = False
-        """No chain starts any more, and none is accepted."""
+        """No chain starts any more, and none is accepted; see `drain`."""
         self.idle = asyncio.Event()
         """Set while no chain runs; others may be waiting."""
         self.idle.set()
@@ -60,6 +62,8 @@ class Chains:
         self._ended: Counter[ChainStateName] = Counter()
         self._count = store.next_number
         self._starting = False
+        self._served = asyncio.Event()
+        """Set when a group begins to serve, and when none will for this daemon's chains."""
 
     # ---------------------------------------------------------------------------------------------------- the fleet
 
@@ -79,6 +83,11 @@ class Chains:
             else:
                 self._enqueue(record)
         self.start_waiting()
+
+    def drain(self) -> None:
+        """Start no chain any more, and accept none."""
+        self.draining = True
+        self._served.set()
 
     def configure(self, config: DaemonConfig) -> None:
         """Take a configuration that was read again."""
@@ -133,13 +142,12 @@ class Chains:
 
     async def _accept(self, request: Submit) -> str:
         submitted_ns, submitted_at = time.monotonic_ns(), time.time()
-        self._require_serving()
-        fleet = self._fleet
+        self._require_service()
         check_chain(request.chain)
         inputs = resolve_inputs(request.chain, request.inputs)
         check_queue(len(self._queue), self._room)
-        prepared = await fleet.prepare(request.chain, inputs)
-        self._require_serving()  # tokenizing took a moment: once more
+        prepared = await self._prepare(request.chain, inputs)
+        self._require_service()  # tokenizing took a moment: once more
         check_queue(len(self._queue), self._room)
         limits = self.runs.room.limits()
         check_fits(request.chain, prepared, limits, self._room)
@@ -166,6 +174,22 @@ class Chains:
         _log.info("chain_accepted", chain=chain_id, name=request.chain.name, agents=len(record.agents))
         self._enqueue(record)
         return chain_id
+
+    async def _prepare(self, chain: Chain, inputs: dict[str, str]) -> list[PreparedAgent]:
+        """Tokenize a chain, as soon as a worker is there that can."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while True:
+                    try:
+                        return await self._fleet.prepare(chain, inputs)
+                    except Overloaded:
+                        self._require_service()
+                        if self._fleet.ready:
+                            raise
+                    self._served.clear()
+                    await self._served.wait()
+        except TimeoutError:
+            raise Overloaded("no engine serves now.", hint="Watch `pingpong-client status` until one does.") from None
 
     def is_live(self, chain: str) -> bool:
         """Whether it has not ended."""
@@ -263,13 +287,14 @@ class Chains:
         if self._running or len(self._queue):
             count = len(self._running) + len(self._queue)
             raise UsageError(f"{count} chains are under way.", hint="Wait for them, or cancel them.")
-        self._require_serving()
+        self._require_service()
         await self._fleet.reset_prefix_caches()
 
     # ------------------------------------------------------------------------------------------------------ the queue
 
     def start_waiting(self) -> None:
         """Start the waiting chains for which there are token logs."""
+        self._served.set()
         # Each gets all its logs at once, so no two chains can wait for each other. Asked anew each time, and not from
         # within itself: a chain that cannot start ends, and lets others start.
         if self._starting or self.draining or self.runs.room.fleet is None:
@@ -380,12 +405,12 @@ class Chains:
         assert self.runs.room.fleet is not None  # noqa: S101 - no chain is accepted before
         return self.runs.room.fleet
 
-    def _require_serving(self) -> None:
-        """Raise Overloaded where no new work is taken: engines are still loading, or the daemon is draining."""
+    def _require_service(self) -> None:
+        """Raise Overloaded where no new work is taken: engines load for the first time, or the daemon is draining."""
         if self.draining:
             raise Overloaded("the daemon is shutting down.", hint="Submit again once it is back.")
-        if self.runs.room.fleet is None or not self.runs.room.fleet.ready:
-            raise Overloaded("no engine serves now.", hint="Watch `pingpong-client status` until one does.")
+        if self.runs.room.fleet is None:
+            raise Overloaded("no engine serves yet.", hint="Watch `pingpong-client status` until one does.")
 
     def _new_id(self) -> str:
         while (number := secrets.token_hex(4)) in self._records or self._store.knows(number):

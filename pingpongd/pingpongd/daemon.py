@@ -129,7 +129,8 @@ class Daemon:
                 if task.done():
                     task.result()
         finally:
-            self._draining = chains.draining = True
+            self._draining = True
+            chains.drain()
             self._notifier.stopping()
             try:
                 await _cancelled(starting)
@@ -166,7 +167,8 @@ class Daemon:
     async def _drain(self, chains: Chains, fleet: Fleet, deadline_s: float | None) -> None:
         """Let running chains finish, up to the deadline or the next signal; the others are kept for the next start."""
         seconds = self._config.drain_seconds if deadline_s is None else deadline_s
-        self._draining = chains.draining = True
+        self._draining = True
+        chains.drain()
         self._notifier.stopping()
         _log.info("daemon_draining", chains=len(chains.live()), seconds=seconds)
         again = asyncio.create_task(self._stops.get())

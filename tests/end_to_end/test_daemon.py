@@ -347,7 +347,7 @@ async def test_a_signal_while_loading_stops_at_once(start_daemon: StartDaemon) -
     daemon.note_children()
     async with daemon.client() as client:
         assert (await client.status()).state == "starting"
-        with pytest.raises(Overloaded, match="no engine serves now"):
+        with pytest.raises(Overloaded, match="no engine serves yet"):
             await client.submit(ids_chain(2))
     daemon.signal(signal.SIGTERM)
     assert await daemon.ended() == 0
