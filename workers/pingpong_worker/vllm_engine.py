@@ -260,7 +260,8 @@ def _limits(
         max_model_len=vllm_config.model_config.max_model_len,
         vocabulary_size=vllm_config.model_config.get_vocab_size(),
         block_size=cache.block_size,
-        kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
+        # One block is vLLM's null block, which no request is ever given.
+        kv_tokens=max(0, (cache.num_gpu_blocks or 0) - 1) * cache.block_size,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         sessions=(default, other),
         dtype=str(vllm_config.model_config.dtype).removeprefix("torch."),
