@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import structlog
 
 from pingpong_bus.errors import ConfigError, StoreError
 from pingpong_bus.messages import ChainResult, StoreStatus
@@ -32,6 +33,7 @@ from pingpongd.stored import AgentOutcome, EndedChain, Job, LiveChain, StoredRes
 
 __all__ = ["KeyTaken", "Store", "default_state_dir"]
 
+_log = structlog.get_logger()
 _CLOSE_S = 3.0
 """How long `close` tries to write what could not be written before."""
 
@@ -83,6 +85,7 @@ class Store:
         self._adding: dict[str, asyncio.Future[None]] = {}
         self._pending: dict[str, _Pending] = {}
         self.next_number = contents.next_number
+        self._told_missing = False
         self._writer = Writer(connection, folder.database)
 
     @classmethod
@@ -98,13 +101,21 @@ class Store:
         try:
             connection = open_database(place.database)
             try:
-                return cls(place, settings, connection, queries.contents(connection))
+                contents = queries.contents(connection)
             except sqlite3.Error as error:
                 connection.close()
                 raise opening_error(error, place.database) from None
         except (ConfigError, StoreError):
             place.close()
             raise
+        if place.found == "empty":
+            _log.warning(
+                "store_was_empty", path=str(place.database), reason="the file had 0 bytes; it is a new store now"
+            )
+        elif place.found == "none":
+            _log.info("store_created", path=str(place.database))
+        place.note_files()
+        return cls(place, settings, connection, contents)
 
     def configure(self, settings: StoreConfig) -> None:
         """Keep chains by other settings from now on."""
@@ -157,10 +168,12 @@ class Store:
         Raises:
             KeyTaken: by another chain.
             ValueError: the id is taken or is none.
-            StoreError: it could not be written; nothing of it is kept.
+            StoreError: it could not be written, or the database's files are gone; nothing of it is kept.
         """
         if self.knows(chain_id) or _as_int(chain_id) is None:
             raise ValueError(f"{chain_id} is not the id of a new chain")
+        if (missing := self._missing()) is not None:
+            raise missing
         holder = self.find_key(job.key)
         if holder is not None:
             raise KeyTaken(holder)
@@ -310,6 +323,7 @@ class Store:
         Raises:
             StoreError: nothing could be erased.
         """
+        self._missing()  # somebody should hear of it, also where nobody submits
         ids: list[str] = []
         while True:
             try:
@@ -329,12 +343,12 @@ class Store:
         """How much is kept, and whether all of it is on the disk."""
         database = self._dir.database
         size = 0
-        for path in (database, database.with_name(f"{database.name}-wal")):
+        for path in (database, self._dir.log):
             try:
                 size += path.stat().st_size
             except FileNotFoundError:
                 continue
-        error = self._writer.error
+        error = self._missing() or self._writer.error
         return StoreStatus(
             path=str(database),
             chains=len(self._live) + len(self._ended),
@@ -349,6 +363,7 @@ class Store:
         Raises:
             StoreError: some changes could not be written, and are lost.
         """
+        self._dir.forget_files()
         lost = await asyncio.shield(asyncio.wrap_future(self._writer.close(_CLOSE_S)))
         self._writer.join()
         self._dir.close()
@@ -356,6 +371,20 @@ class Store:
             error = self._writer.error
             why = "" if error is None else f" {error.message}"
             raise StoreError(f"{lost} changes to the chain store are lost.{why}", hint="Their chains run again.")
+
+    def _missing(self) -> StoreError | None:
+        """What is wrong where the open database is no longer at its place; logged once."""
+        path = self._dir.missing()
+        if path is None:
+            return None
+        error = StoreError(
+            f"{path} was removed or replaced while the daemon runs: what is kept would be lost at its end.",
+            hint="Drain the daemon, so that what runs can finish, and start it again.",
+        )
+        if not self._told_missing:
+            self._told_missing = True
+            _log.warning("store_removed", path=str(path), error=str(error))
+        return error
 
     def _live_one(self, chain_id: str) -> _Live:
         live = self._live.get(chain_id)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 from pathlib import Path
+from typing import Literal
 
 from pingpong_bus.errors import ConfigError, StoreError
 
@@ -46,7 +48,10 @@ class StateDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.database = path / "chains.db"
+        self.found: Literal["none", "empty", "some"] = "none"
+        """What there was of the database."""
         self._lock: int | None = None
+        self._files: dict[Path, tuple[int, int]] = {}
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -56,6 +61,8 @@ class StateDir:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
             os.write(lock, f"{os.getpid()}\n".encode())
+            if self.database.exists():
+                self.found = "some" if self.database.stat().st_size else "empty"
             # SQLite makes its files with the umask's mode, and its -wal with that of the database.
             os.close(os.open(self.database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except BlockingIOError:
@@ -63,12 +70,37 @@ class StateDir:
             raise ConfigError(
                 f"another daemon keeps its chains in {path} (pid {_owner(path / 'lock')}).",
                 field="state_dir",
-                hint="Stop it, or give this one another --instance name or state_dir.",
+                hint="Stop it, or give this one another state_dir.",
             ) from None
         except OSError as error:
             os.close(lock)
             raise _unusable(path, error) from None
         self._lock = lock
+
+    def note_files(self) -> None:
+        """Remember which files the open database has: it goes on with them whatever becomes of their names."""
+        for path in (self.database, self.log):
+            with contextlib.suppress(FileNotFoundError):
+                self._files[path] = _identity(path)
+
+    def forget_files(self) -> None:
+        """Expect them no longer: SQLite removes its log at the end."""
+        self._files.clear()
+
+    def missing(self) -> Path | None:
+        """One of those files that is no longer at its place: the next start would not find what is in it."""
+        for path, noted in self._files.items():
+            try:
+                if _identity(path) != noted:
+                    return path
+            except OSError:
+                return path
+        return None
+
+    @property
+    def log(self) -> Path:
+        """What has been written and is not in the database's file yet."""
+        return self.database.with_name(f"{self.database.name}-wal")
 
     def close(self) -> None:
         """Let another daemon have it; a second call does nothing."""
@@ -77,12 +109,21 @@ class StateDir:
             self._lock = None
 
 
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
 def _unusable(path: Path, error: OSError) -> ConfigError | StoreError:
     if error.errno == errno.EROFS:
         return ConfigError(
             f"the state directory {path} is on a read-only file system.",
             field="state_dir",
             hint="Make it writable, or set state_dir to a folder that is; what is in it was not changed.",
+        )
+    if error.errno == errno.EISDIR:
+        return ConfigError(
+            f"{path / 'chains.db'} is a folder.", field="state_dir", hint="Move it away, or set state_dir to another."
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreError(

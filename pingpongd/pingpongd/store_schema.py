@@ -97,7 +97,7 @@ def open_database(path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> s
         StoreError: it cannot be read or written for now.
     """
     try:
-        _check(path, len(migrations))
+        check_database(path, len(migrations))
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise opening_error(error, path) from None
@@ -113,14 +113,20 @@ def open_database(path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> s
     return connection
 
 
-def store_error(error: sqlite3.Error, path: Path) -> StoreError:
-    """What a failed read or write of the open store means, and the way out."""
+def store_error(error: sqlite3.Error, path: Path, *, then: str) -> StoreError:
+    """What a failed read or write of the open store means, and the way out.
+
+    Args:
+        error: SQLite's.
+        path: of the database.
+        then: how the hint goes on, such as " and submit again".
+    """
     name = str(getattr(error, "sqlite_errorname", ""))
     if name == "SQLITE_FULL":
-        return StoreError(f"{path} cannot be written: the disk is full.", hint="Free some space; it is tried again.")
+        return StoreError(f"{path} cannot be written: the disk is full.", hint=f"Free some space{then}.")
     return StoreError(
         f"{path} cannot be read or written: {error}{f' ({name})' if name else ''}.",
-        hint="Look at the disk and the file's permissions; it is tried again.",
+        hint=f"Look at the disk and the file's permissions{then}.",
     )
 
 
@@ -139,16 +145,34 @@ def opening_error(error: sqlite3.Error, path: Path) -> ConfigError | StoreError:
             field="state_dir",
             hint="Make it writable for this user, or set state_dir to another folder.",
         )
-    return store_error(error, path)
+    return store_error(error, path, then=" and start again")
 
 
-def _check(path: Path, known: int) -> None:
-    """Refuse what is not ours to open, through a connection that cannot write: a refused file is not changed."""
+def check_database(path: Path, known: int) -> int | None:
+    """Refuse what is not ours to open, through a connection that cannot write: a refused file is not changed.
+
+    Args:
+        path: of the database.
+        known: the newest schema that this version knows.
+
+    Returns:
+        The schema's version; None where there is none yet.
+
+    Raises:
+        ConfigError: the file is damaged, foreign, or of a newer schema.
+        sqlite3.Error: it cannot be read.
+    """
     if path.stat().st_size == 0:
-        return
+        return None
     connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_BUSY_MS / 1000)
     try:
         version = _version(connection)
+        if version < 0:
+            raise ConfigError(
+                f"{path} has the schema {version}, which no pingpongd gives: something else has changed it.",
+                field="state_dir",
+                hint="Put a copy of it in its place, or set state_dir to another folder; nothing was changed.",
+            )
         if version > known:
             raise ConfigError(
                 f"{path} was made by a newer pingpongd (schema {version}, this one knows {known}).",
@@ -162,6 +186,7 @@ def _check(path: Path, known: int) -> None:
         problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
         if problems != ["ok"]:
             raise _damaged(path, "; ".join(problems))
+        return version
     finally:
         connection.close()
 

@@ -171,7 +171,7 @@ class Writer:
             try:
                 self._empty_log(self._connection)
             except sqlite3.Error as error:
-                self._error = store_error(error, self._path)
+                self._error = self._explained(error, lasts=True)
         self._retry_at = time.monotonic() + _RETRY_S
         for call in self._calls:
             self._answer(call)
@@ -179,27 +179,29 @@ class Writer:
 
     def _commit(self, changes: list[Change]) -> list[Change]:
         """Write changes, at once if that goes, else those that can be; returns those to be tried again."""
-        self._error = self._try(changes)
-        if self._error is None:
+        hindrance = self._try(changes)
+        if hindrance is None:
+            self._error = None
             _settle(changes)
             return []
         left: list[Change] = []
         failed = False
-        hindrance = self._error
         for change in changes:
             held_up = change.lasts and left  # none overtakes one before it
             error = hindrance if held_up or len(changes) == 1 else self._try([change])
             if error is None:
                 _settle([change])
                 continue
-            self._error = error
+            # A change that does not fit is a fault of ours, and no retry helps: it must not hold up those behind it.
+            again = change.lasts and not isinstance(error, sqlite3.IntegrityError)
+            self._error = self._explained(error, lasts=again)
             if not change.tried.done():
-                change.tried.set_exception(error)
-            if change.lasts and not isinstance(error, _Misfit):
+                change.tried.set_exception(self._error)
+            if again:
                 hindrance = error
                 left.append(change)
             else:
-                change.written.set_exception(error)
+                change.written.set_exception(self._error)
                 failed = True
         if failed and not left:
             # A commit whose fsync failed may stand whole at the log's end, and would come to life after a crash:
@@ -207,23 +209,27 @@ class Writer:
             left.append(Change((("UPDATE upkeep SET failed_writes = failed_writes + 1", ()),), lasts=True))
         return left
 
-    def _try(self, changes: list[Change]) -> StoreError | None:
+    def _try(self, changes: list[Change]) -> sqlite3.Error | None:
         try:
             with transaction(self._connection):
                 for change in changes:
                     for sql, values in change.statements:
                         self._connection.execute(sql, values)
-        except sqlite3.IntegrityError as error:
-            return _Misfit(f"a change does not fit what is stored: {error}.")
         except sqlite3.Error as error:
-            return store_error(error, self._path)
+            return error
         return None
+
+    def _explained(self, error: sqlite3.Error, *, lasts: bool) -> StoreError:
+        """For people; what does not last was a submission."""
+        if isinstance(error, sqlite3.IntegrityError):
+            return StoreError(f"a change does not fit what is stored: {error}.")
+        return store_error(error, self._path, then="; it is tried again" if lasts else " and submit again")
 
     def _answer(self, call: _Call) -> None:
         try:
             call.done.set_result(call.function(self._connection))
         except sqlite3.Error as error:
-            call.done.set_exception(store_error(error, self._path))
+            call.done.set_exception(store_error(error, self._path, then=" and try again"))
 
     def _empty_log(self, connection: sqlite3.Connection) -> None:
         self._log_holds_erased = True
@@ -243,10 +249,6 @@ class Writer:
                     if not future.done():
                         future.set_exception(closed)
             self._closed.set_result(lost)
-
-
-class _Misfit(StoreError):
-    """A change that no retry can write: a fault of ours, which must not hold up the changes behind it."""
 
 
 def _settle(changes: list[Change]) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+import structlog
+
 from pingpongd.config import StoreConfig
 from pingpongd.store import Store
 from store_samples import job, outcome, result
@@ -27,6 +29,7 @@ async def one_after_another(store: Store) -> None:
 
 
 async def main() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     store = Store.open(Path(sys.argv[1]), StoreConfig())
     await asyncio.gather(*(one_after_another(store) for _ in range(8)))
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import structlog
 
 from pingpong_bus.errors import ConfigError, StoreError
 from pingpongd import store as store_module
@@ -131,8 +132,9 @@ async def filling(disk: Disk) -> AsyncIterator[Store]:
 
 async def test_a_chain_that_does_not_fit_is_refused_and_leaves_nothing(filling: Store, disk: Disk) -> None:
     disk.fill(filling)
-    with pytest.raises(StoreError, match="the disk is full"):
+    with pytest.raises(StoreError, match="the disk is full") as caught:
         await filling.add("0000000a", job(10, BIG, key="k"))
+    assert caught.value.hint == "Free some space and submit again."
     assert not filling.knows("0000000a")
     assert filling.find_key("k") is None
     assert "full" in filling.status().error
@@ -150,8 +152,9 @@ async def test_changes_wait_for_room_and_lose_nothing(filling: Store, disk: Disk
     disk.fill(filling)
     filling.agent_finished("00000001", 0, outcome(BIG))
     filling.started("00000001")
-    with pytest.raises(StoreError, match="the disk is full"):
+    with pytest.raises(StoreError, match="the disk is full") as caught:
         await filling.ended("00000002", result("00000002", BIG), 6.0)
+    assert caught.value.hint == "Free some space; it is tried again."
     assert filling.status().pending == 3
     assert await filling.result("00000002", fetched=True) == result("00000002", BIG)
     assert [chain.id for chain in await filling.list(5)] == ["00000003", "00000002"]
@@ -214,6 +217,50 @@ async def test_a_read_only_disk_is_named(small_disk: Path) -> None:
         with pytest.raises(ConfigError, match="state_dir: .* is on a read-only file system"):
             Store.open(folder, StoreConfig())
     remount(["mount", "-o", "remount,rw", str(small_disk)])
+
+
+@pytest.mark.parametrize("name", ["chains.db", "chains.db-wal"])
+@pytest.mark.parametrize("existed", [False, True])
+async def test_a_file_that_is_taken_away_is_noticed(tmp_path: Path, name: str, existed: bool) -> None:
+    if existed:
+        await Store.open(tmp_path, StoreConfig()).close()
+    store = Store.open(tmp_path, StoreConfig())
+    await store.add("0000000a", job(1))
+    assert store.status().error == ""
+    aside = (tmp_path / name).rename(tmp_path / "aside")
+    with structlog.testing.capture_logs() as logs:
+        for replaced in (False, True):
+            if replaced:
+                (tmp_path / name).touch()
+            assert "was removed or replaced" in store.status().error
+            with pytest.raises(StoreError, match=f"{name} was removed or replaced"):
+                await store.add("0000000b", job(2))
+        assert not store.knows("0000000b")
+    assert [(line["event"], line["log_level"]) for line in logs] == [("store_removed", "warning")]
+    aside.rename(tmp_path / name)
+    await store.add("0000000b", job(2))
+    await store.close()
+    store = Store.open(tmp_path, StoreConfig())
+    assert len(store.live()) == 2
+    await store.close()
+
+
+async def test_a_new_store_is_told_from_one_that_was_emptied(tmp_path: Path) -> None:
+    async def opened() -> list[tuple[str, str]]:
+        with structlog.testing.capture_logs() as logs:
+            await Store.open(tmp_path, StoreConfig()).close()
+        return [(line["event"], line["log_level"]) for line in logs]
+
+    assert await opened() == [("store_created", "info")]
+    assert await opened() == []
+    os.truncate(tmp_path / "chains.db", 0)
+    assert await opened() == [("store_was_empty", "warning")]
+
+
+def test_a_database_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chains.db").mkdir()
+    with pytest.raises(ConfigError, match="state_dir: .*/chains.db is a folder"):
+        Store.open(tmp_path, StoreConfig())
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -313,6 +360,16 @@ def test_a_newer_schema_is_named_and_left_alone(killed: Path) -> None:
     connection.close()
     before = contents(killed)
     with pytest.raises(ConfigError, match=r"made by a newer pingpongd \(schema 99, this one knows \d+\)"):
+        Store.open(killed, StoreConfig())
+    assert contents(killed) == before
+
+
+def test_a_schema_that_nobody_gives_is_named_and_left_alone(killed: Path) -> None:
+    with sqlite3.connect(killed / "chains.db") as connection:
+        connection.execute("PRAGMA user_version = -1")
+    connection.close()
+    before = contents(killed)
+    with pytest.raises(ConfigError, match="state_dir: .*has the schema -1, which no pingpongd gives"):
         Store.open(killed, StoreConfig())
     assert contents(killed) == before
 
