@@ -132,6 +132,7 @@ class FakeDaemon:
                     finished_agents=len(result.agents),
                     age_s=3723.0,
                     e2e_ms=result.e2e_ms,
+                    why=result.why if result.state == "queued" else "",
                 )
                 for result in list(self.results.values())[-request.limit :]
             ]

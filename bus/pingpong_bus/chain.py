@@ -121,9 +121,7 @@ def parse_chain(data: bytes, *, source: str = "chain") -> Chain:
         ChainError: naming the first field that is off.
     """
     if len(data) > MAX_CHAIN_BYTES:
-        raise ChainError(
-            f"{source} is {len(data)} bytes long, the limit is {MAX_CHAIN_BYTES}.", hint="Put less text into one chain."
-        )
+        raise ChainError(f"{source} is larger than {MAX_CHAIN_BYTES} bytes.", hint="Put less text into one chain.")
     data = data.removeprefix(codecs.BOM_UTF8)  # some editors put it there
     try:
         data.decode("utf-8")

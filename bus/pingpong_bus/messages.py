@@ -586,6 +586,8 @@ class ChainSummary(_Value, frozen=True):
     finished_agents: int
     age_s: float
     e2e_ms: float | None
+    why: str = ""
+    """What a queued chain waits for, where that is not its turn alone."""
 
 
 class WorkerStatus(_Value, frozen=True):

@@ -41,6 +41,22 @@ OUTPUT_LOST = 74
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _SIGNALLED = 128
+_EXIT_CODES = """\
+exit codes:
+  0    fine
+  1    the chain failed, was cancelled, or is not known
+  2    usage
+  3    verify found a difference
+  65   bad data: a chain file, an input
+  69   no daemon answers, or it takes no work now
+  70   a fault inside
+  74   the output cannot be written, or the daemon's chain store is full or cannot be
+  78   the daemon's configuration cannot work
+  129  the terminal was closed
+  130  interrupted (Ctrl-C)
+  141  the reader of the output has gone
+  143  terminated
+"""
 
 
 class _EndedBySignal(BaseException):
@@ -97,7 +113,11 @@ def _drop_output() -> None:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each takes the options that name the daemon before or after its name."""
     parser = _Parser(
-        prog="pingpong-client", description="Run chains of agents on a pingpongd daemon.", allow_abbrev=False
+        prog="pingpong-client",
+        description="Run chains of agents on a pingpongd daemon.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"pingpong-client {version('pingpongd')}")
     _add_daemon_options(parser)

@@ -363,7 +363,8 @@ def finished(result: ChainResult) -> ChainResult:
     if result.state == "cancelled":
         why = "" if result.error in ("", "cancelled") else f": {result.error.removesuffix('.')}"
         raise ChainFailed(f"the chain {result.id} was cancelled{why}.")
+    why = result.error.removesuffix(".") or "no reason was given"
     raise ChainFailed(
-        f"the chain {result.id} {result.state}: {result.error or 'no reason was given'}",
+        f"the chain {result.id} {result.state}: {why}.",
         hint=f"`pingpong-client result {result.id}` shows what there is.",
     )

@@ -30,7 +30,7 @@ class AgentProgress:
     """Output tokens whose events have come."""
     text: str = ""
     attempt: int = 1
-    """Raised where it had to begin again."""
+    """See `AgentResult.attempt`."""
     resumed: int = 0
     """Workers that it has outlived."""
     opened_ms: float | None = None
@@ -67,6 +67,8 @@ class ChainProgress:
     placement: Placement | None = None
     state: str = "queued"
     error: str = ""
+    why: str = ""
+    """Of a queued chain that was attached to: what it waits for."""
     _by_name: dict[str, AgentProgress] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +89,7 @@ class ChainProgress:
             placement=result.placement,
             state=result.state,
             error=result.error,
+            why=result.why if result.state == "queued" else "",
         )
 
     def agent(self, name: str) -> AgentProgress | None:

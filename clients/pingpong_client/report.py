@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pingpong_bus.messages import (
     AgentResult,
     ChainResult,
+    ChainState,
     ChainSummary,
     StatusReply,
     StoreStatus,
@@ -14,6 +15,9 @@ from pingpong_bus.messages import (
 )
 from pingpong_client.live import agent_block
 from pingpong_client.table import clean, format_table, milliseconds, number
+
+_STAGE_CELLS = 24
+_STATUS_WAITING = 5
 
 
 def texts(result: ChainResult, *, without: Iterable[str] = ()) -> str:
@@ -40,39 +44,48 @@ def result_table(result: ChainResult, width: int | None = None) -> list[str]:
     headers = ["agent", "worker", "prompt", "cached", "output", "TTFT ms", "total ms", "finish"]
     lines = format_table(headers, rows, right=range(2, 7), width=width)
     notes = [f"{agent.name}: {clean(note, lines=False)}" for agent in result.agents for note in _notes(agent)]
-    return [*lines, *notes, _ending(result)]
+    return [*lines, *notes, *_attempt_lines(result.agents), _ending(result)]
 
 
-def status_lines(status: StatusReply, width: int | None = None) -> list[str]:
-    """The daemon, its workers, slots and chains."""
-    chains = ", ".join(f"{count} {state}" for state, count in status.chains.items() if count) or "none"
+def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width: int | None = None) -> list[str]:
+    """The daemon, its workers, slots and chains.
+
+    Args:
+        chains: the latest, for what queued ones wait for.
+    """
     lines = [
         f"pingpongd {status.version}, instance {status.instance}: {status.state}",
         f"pid {status.pid}, up {duration(status.uptime_s)}",
         f"slots: {status.slots_free} of {status.slots_total} free, {number(status.slot_capacity)} tokens each",
-        f"chains: {chains}",
+        _chains_line(status.chains),
+        *_waiting_lines(chains)[-_STATUS_WAITING:],
     ]
     if status.store is not None:
         lines.append(_store_line(status.store))
     if refused := ", ".join(f"{count:,} on {socket}" for socket, count in status.refused_frames.items() if count):
         lines.append(f"refused frames: {refused}")
+    engines = dict.fromkeys(f"{it.limits.engine}, {it.limits.model}" for it in status.workers if it.limits)
+    if engines:
+        lines.append(clean(f"engine: {'; '.join(engines)}", lines=False))
     lines.append("")
     rows = [
         [
             worker.name,
             ",".join(worker.devices),
-            f"{worker.state} ({worker.stage})" if worker.stage and worker.state != "ready" else worker.state,
+            _state(worker),
             "-" if worker.pid is None else str(worker.pid),
             number(worker.hops),
             number(worker.output_tokens),
             f"{worker.rss_bytes / 2**20:,.0f}",
-            f"{worker.limits.engine}, {worker.limits.model}" if worker.limits else "-",
         ]
         for worker in status.workers
     ]
-    headers = ["worker", "devices", "state", "pid", "hops", "written", "RSS MiB", "engine"]
+    headers = ["worker", "devices", "state", "pid", "running", "tokens", "RSS MiB"]
     troubles = [trouble for worker in status.workers for trouble in _troubles(worker)]
-    return [*lines, *format_table(headers, rows, right=range(3, 7), width=width), *troubles]
+    if not rows:
+        return [*lines, "no workers yet"]
+    table = format_table(headers, rows, right=range(3, 7), width=width)
+    return [*lines, *table, "running: agents that it works on now; tokens: written since its own start", *troubles]
 
 
 def list_lines(chains: Sequence[ChainSummary], width: int | None = None) -> list[str]:
@@ -92,7 +105,7 @@ def list_lines(chains: Sequence[ChainSummary], width: int | None = None) -> list
         for chain in chains
     ]
     headers = ["id", "name", "state", "placement", "agents", "age", "E2E ms"]
-    return format_table(headers, rows, right=(4, 5, 6), width=width)
+    return [*format_table(headers, rows, right=(4, 5, 6), width=width), *_waiting_lines(chains)]
 
 
 def duration(seconds: float) -> str:
@@ -109,8 +122,6 @@ def duration(seconds: float) -> str:
 
 def _notes(agent: AgentResult) -> Iterable[str]:
     """What is worth telling of an agent beside its figures."""
-    if agent.attempt > 1:
-        yield f"had to begin again, this is attempt {agent.attempt}"
     for entry in agent.resumed:
         why = f": {entry.why}" if entry.why else ""
         yield f"resumed at {milliseconds(entry.at_ms)} ms, {number(entry.tokens)} tokens kept from {entry.worker}{why}"
@@ -118,17 +129,55 @@ def _notes(agent: AgentResult) -> Iterable[str]:
         yield agent.note
 
 
+def _attempt_lines(agents: Sequence[AgentResult]) -> list[str]:
+    """Every start of the daemon raises the attempt of all agents that have not finished, also of those not begun."""
+    names: dict[int, list[str]] = {}
+    for agent in agents:
+        names.setdefault(agent.attempt, []).append(agent.name)
+    return [
+        f"attempt {attempt}: {', '.join(names[attempt])} (the daemon was restarted, or they gave way to others)"
+        for attempt in sorted(names)
+        if attempt > 1
+    ]
+
+
 def _troubles(worker: WorkerStatus) -> Iterable[str]:
-    """What has befallen a worker since the daemon's start."""
-    if worker.restarts or worker.failure:
-        times = "once" if worker.restarts == 1 else f"{worker.restarts} times"
-        facts = [f"replaced {times}"] if worker.restarts else []
-        facts += [f"the last one: {worker.failure}"] if worker.failure else []
-        yield clean(f"{worker.name}: {', '.join(facts)}", lines=False)
+    """What has befallen a worker since the daemon's start, and what does not fit in the table."""
+    facts = [f"started {worker.restarts + 1} times"] if worker.restarts else []
+    if worker.stage and not _in_table(worker):
+        facts.append(worker.stage)
+    if worker.failure and worker.failure not in "".join(facts):
+        facts.append(f"the last failure: {worker.failure}")
+    if facts:
+        yield clean(f"{worker.name}: {'; '.join(facts)}", lines=False)
+
+
+def _in_table(worker: WorkerStatus) -> bool:
+    """Whether its stage is short enough for a column; of one that serves it says nothing."""
+    return worker.state == "ready" or len(worker.stage) <= _STAGE_CELLS
+
+
+def _state(worker: WorkerStatus) -> str:
+    told = worker.stage and worker.state not in ("ready", worker.stage) and _in_table(worker)
+    return f"{worker.state} ({worker.stage})" if told else worker.state
+
+
+def _chains_line(counts: Mapping[ChainState, int]) -> str:
+    """The daemon counts the ends that it has seen; the store has older ones as well."""
+    live = [f"{counts[state]} {state}" for state in ("running", "queued") if counts.get(state)]
+    ended = [f"{counts[state]} {state}" for state in ("finished", "failed", "cancelled") if counts.get(state)]
+    parts = [", ".join(live)] if live else []
+    parts += [f"{', '.join(ended)} since the daemon's start"] if ended else []
+    return f"chains: {'; '.join(parts) or 'none'}"
+
+
+def _waiting_lines(chains: Iterable[ChainSummary]) -> list[str]:
+    """Queued chains that wait for more than their turn, and for what."""
+    return [clean(f"{chain.id} is queued: {chain.why}", lines=False) for chain in chains if chain.why]
 
 
 def _store_line(store: StoreStatus) -> str:
-    line = f"store: {store.path}, {number(store.chains)} chains, {store.bytes / 2**20:,.1f} MiB"
+    line = f"store: {store.path}, {number(store.chains)} chains kept in all, {store.bytes / 2**20:,.1f} MiB"
     if store.pending:
         line += f", {number(store.pending)} changes not on disk yet"
     if store.error:
@@ -142,6 +191,8 @@ def _ending(result: ChainResult) -> str:
         facts.append(f"E2E {milliseconds(result.e2e_ms)} ms")
     if result.placement:
         facts.append(f"{result.placement} ({result.why})" if result.why else result.placement)
+    elif result.state == "queued" and result.why:
+        facts.append(result.why)
     if result.resumed:
         facts.append("resumed")
     if result.error and result.error != result.state:

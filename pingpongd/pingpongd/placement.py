@@ -121,7 +121,11 @@ def place(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: in
     if group is not None:
         if group not in [view.name for view in groups]:
             known = ", ".join(view.name for view in groups)
-            raise UsageError(f'no device group "{group}" is ready.', field="options.group", hint=f"There are: {known}.")
+            raise UsageError(
+                f'there is no device group "{group}", or it was given up.',
+                field="options.group",
+                hint=f"There are: {known}.",
+            )
         return Plan("serial", (group,) * len(shape.upstreams), "the submission names the group")
     if mode == "ping-pong":
         if len(groups) < 2:

@@ -153,7 +153,7 @@ BAD_CHAINS: dict[str, tuple[bytes, str, str]] = {
         "",
         "nested too deeply",
     ),
-    "too large": (b" " * (MAX_CHAIN_BYTES + 1), "", "the limit is"),
+    "too large": (b" " * (MAX_CHAIN_BYTES + 1), "", "is larger than 16777216 bytes"),
 }
 
 

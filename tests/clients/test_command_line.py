@@ -80,6 +80,16 @@ async def test_a_bad_chain_is_65_though_no_daemon_runs(kind, tmp_path):
         assert says in err
 
 
+async def test_a_chain_file_over_the_limit_is_called_too_large(tmp_path):
+    path = tmp_path / "chain.json"
+    with path.open("wb") as file:
+        file.truncate(60 * 2**20)
+    code, _, err = await command("submit", str(path), socket=tmp_path)
+    assert code == 65
+    assert one_sentence(err)
+    assert f"{path} is larger than 16777216 bytes." in err
+
+
 async def test_a_chain_file_that_is_not_there(tmp_path):
     code, _, err = await command("submit", str(tmp_path / "nope.json"), socket=tmp_path)
     assert code == 65
@@ -221,6 +231,13 @@ async def test_a_full_disk_is_one_sentence(tmp_path):
     assert code == 74
     assert one_sentence(err)
     assert "cannot be written" in err
+
+
+async def test_help_lists_the_exit_codes(tmp_path):
+    code, out, _ = await command("--help", socket=tmp_path)
+    assert code == 0
+    listed = [int(line.split()[0]) for line in out.partition("exit codes:\n")[2].splitlines()]
+    assert listed == [0, 1, 2, 3, 65, 69, 70, 74, 78, 129, 130, 141, 143]
 
 
 async def test_it_says_its_version(tmp_path):

@@ -16,7 +16,7 @@ from pingpong_bus.errors import (
     Overloaded,
     UsageError,
 )
-from pingpong_bus.messages import Attach, Cancel, ChainResult, GetResult, ResumeEntry, StoreStatus, Submit
+from pingpong_bus.messages import Attach, Cancel, ChainResult, Drain, GetResult, ResumeEntry, StoreStatus, Submit
 
 
 def submits(daemon):
@@ -458,7 +458,11 @@ async def test_forget_erases_all_that_it_can(link, daemon, chain_file):
     assert outcome.code == 1
     assert 'there is no chain "nope"' in outcome.err
     assert list(daemon.results) == ["c1"]
-    assert (await link.command("forget", "c1")).code == 0
+    assert outcome.out == "forgot c0\nforgot c2\n"
+    assert outcome.err.count("\n") == 1
+    assert "nope was not forgotten: " in outcome.err
+    outcome = await link.command("forget", "c1")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "forgot c1\n", "")
 
 
 async def test_drain_of_a_group_waits_for_its_new_worker(link, daemon):
@@ -484,11 +488,45 @@ async def test_drain_tells_what_it_waits_for_until_the_daemon_is_gone(link, daem
     outcome = await link.command("drain")
     assert outcome.code == 0
     assert outcome.out.splitlines() == [
-        "the daemon (pid 99) waits for chains: 2 running, 1 queued",
-        "the daemon (pid 99) waits for chains: 1 running",
+        "the daemon (pid 99) waits for 2 running chains; 1 queued chain is kept for its next start",
+        "the daemon (pid 99) waits for 1 running chain",
         "the daemon (pid 99) waits for nothing but its engines to stop",
         "the daemon has ended",
     ]
+
+
+@pytest.mark.parametrize(
+    ("chains", "waits_for", "ended"),
+    [
+        (
+            {"running": 1, "queued": 2, "finished": 7},
+            "1 running chain; 2 queued chains are kept for its next start",
+            "; 3 chains had not finished, and go on at its next start",
+        ),
+        (
+            {"queued": 1},
+            "nothing but its engines to stop; 1 queued chain is kept for its next start",
+            "; 1 chain had not finished, and goes on at its next start",
+        ),
+        ({"finished": 7}, "nothing but its engines to stop", ""),
+    ],
+)
+async def test_drain_says_what_was_left_when_the_daemon_ended(link, daemon, monkeypatch, chains, waits_for, ended):
+    monkeypatch.setattr("pingpong_client.commands.drain.POLL_S", 0.01)
+    pids = iter([99, 99, 100])
+    daemon.edit_status = lambda status: msgspec.structs.replace(status, pid=next(pids), chains=chains)
+    outcome = await link.command("drain")
+    assert outcome.out.splitlines() == [
+        f"the daemon (pid 99) waits for {waits_for}",
+        f"the daemon has ended{ended}",
+    ]
+
+
+async def test_drain_of_a_group_that_is_not_there(link, daemon):
+    outcome = await link.command("drain", "--group", "nosuch")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert str(outcome.error) == '--group: there is no device group "nosuch". There are: w0, w1.'
+    assert not any(isinstance(request, Drain) for request in daemon.requests)
 
 
 async def test_drain_ends_where_another_daemon_was_started(link, daemon, monkeypatch):
@@ -520,7 +558,13 @@ async def test_status_tells_of_troubles(link, daemon):
     def trouble(status):
         workers = [
             msgspec.structs.replace(status.workers[0], state="waiting", restarts=2, failure="it did not beat"),
-            msgspec.structs.replace(status.workers[1], state="failed", failure="no memory"),
+            msgspec.structs.replace(
+                status.workers[1],
+                state="failed",
+                stage="given up: crash loop: it ended 5 times within 300 s, at last because it had no memory",
+                restarts=4,
+                failure="it had no memory",
+            ),
         ]
         store = StoreStatus(path="/var/chains.db", chains=12, bytes=3 * 2**20, pending=4, error="disk full")
         return msgspec.structs.replace(
@@ -530,14 +574,53 @@ async def test_status_tells_of_troubles(link, daemon):
     daemon.edit_status = trouble
     out = (await link.command("status")).out
     assert "instance default: degraded" in out
-    assert (
-        "store: /var/chains.db, 12 chains, 3.0 MiB, 4 changes not on disk yet; it cannot be written: disk full" in out
-    )
+    assert "store: /var/chains.db, 12 chains kept in all, 3.0 MiB, 4 changes not on disk yet; " in out
+    assert "; it cannot be written: disk full\n" in out
     assert "refused frames: 1,234 on control\n" in out
-    assert out.splitlines()[-2:] == [
-        "w0: replaced 2 times, the last one: it did not beat",
-        "w1: the last one: no memory",
+    w0, w1, legend, *troubles = out.splitlines()[-5:]
+    assert (w0.split()[2], w1.split()[2]) == ("waiting", "failed")
+    assert len(w1) < 80
+    assert legend.startswith("running: agents")
+    assert troubles == [
+        "w0: started 3 times; the last failure: it did not beat",
+        "w1: started 5 times; given up: crash loop: it ended 5 times within 300 s, at last because it had no memory",
     ]
+
+
+async def test_status_tells_short_stages_in_the_table(link, daemon):
+    def load(status):
+        workers = [msgspec.structs.replace(status.workers[0], state="starting", stage="loading weights", limits=None)]
+        return msgspec.structs.replace(status, workers=workers)
+
+    daemon.edit_status = load
+    lines = (await link.command("status")).out.splitlines()
+    assert "starting (loading weights)" in lines[-2]
+    assert not any(line.startswith("engine:") for line in lines)
+
+
+async def test_what_a_queued_chain_waits_for_is_said_everywhere(link, daemon, chain_file):
+    why = "it was accepted for the model m1,\nand the daemon serves m2"
+    daemon.edit = lambda submit, result: msgspec.structs.replace(result, state="queued", placement=None, why=why)
+    daemon.edit_status = lambda status: msgspec.structs.replace(status, chains={"queued": 1, "finished": 3})
+    await link.command("submit", str(chain_file), "--detach")
+    told = "c0 is queued: it was accepted for the model m1, and the daemon serves m2"
+    assert (await link.command("list")).out.splitlines()[-1] == told
+    lines = (await link.command("status")).out.splitlines()
+    assert lines[lines.index("chains: 1 queued; 3 finished since the daemon's start") + 1] == told
+    assert (await link.command("result", "c0")).out.splitlines()[-1].startswith("c0: queued, ")
+    assert "it was accepted for the model m1, and" in (await link.command("result", "c0")).out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+async def test_attach_says_at_once_what_a_queued_chain_waits_for(link, daemon, chain_file, until, options):
+    daemon.hold = True
+    daemon.edit = lambda submit, result: msgspec.structs.replace(result, why="the engines are loading")
+    await link.command("submit", str(chain_file), "--detach")
+    running = asyncio.ensure_future(link.command("attach", "c0", *options))
+    await until(lambda: "c0 is queued: the engines are loading" in link.stderr.getvalue())
+    daemon.finish("c0")
+    outcome = await running
+    assert (outcome.code, outcome.err.count("queued")) == (0, 1)
 
 
 async def test_result_tells_of_what_was_survived(link, daemon, chain_file):
@@ -546,6 +629,7 @@ async def test_result_tells_of_what_was_survived(link, daemon, chain_file):
         agents = [
             msgspec.structs.replace(result.agents[0], resumed=resumed),
             msgspec.structs.replace(result.agents[1], attempt=2),
+            msgspec.structs.replace(result.agents[1], name="editor", attempt=2),
         ]
         return msgspec.structs.replace(result, resumed=True, agents=agents)
 
@@ -554,7 +638,7 @@ async def test_result_tells_of_what_was_survived(link, daemon, chain_file):
     for command in ("result", "attach"):
         lines = (await link.command(command, "c0")).out.splitlines()
         assert lines[-3] == "writer: resumed at 3,400 ms, 120 tokens kept from w0: it did not beat"
-        assert lines[-2] == "critic: had to begin again, this is attempt 2"
+        assert lines[-2] == "attempt 2: critic, editor (the daemon was restarted, or they gave way to others)"
         assert lines[-1] == "c0: finished, E2E 2,500 ms, ping-pong, resumed"
 
 
@@ -565,7 +649,8 @@ async def test_status(link):
     assert "pid 99, up 1 min 15 s" in lines
     assert "slots: 60 of 64 free, 4,096 tokens each" in lines
     assert "chains: none" in lines
-    assert lines[-1].split("  ")[0] == "w1"
+    assert "engine: simulated 1, timing" in lines
+    assert [line.split("  ")[0] for line in lines[-3:-1]] == ["w0", "w1"]
     document = json.loads((await link.command("status", "--json")).out)
     assert document["workers"][0]["name"] == "w0"
     assert document["version"] == "0.1.0"

@@ -131,3 +131,46 @@ async def test_a_killed_daemon_under_a_running_chain(start_daemon: StartDaemon, 
     assert gone.startswith(f"pingpong-client: the daemon at {daemon.socket} has gone and did not come back within 1 s.")
     assert "`pingpong-client attach " in gone
     await daemon.ended()
+
+
+async def test_a_drain_says_what_is_kept_and_the_next_daemon_what_that_waits_for(
+    start_daemon: StartDaemon, chain_file: Path
+) -> None:
+    daemon = await start_daemon(simulated_config(step_ms=100))
+    _, out, _ = await command(daemon, "submit", str(chain_file), "--mode", "serial", "--detach")
+    chain = out.strip()
+    code, out, err = await command(daemon, "drain", "--timeout", "0")
+    assert (code, err) == (0, "")
+    first, *_, last = out.splitlines()
+    assert first.endswith("waits for 1 running chain")
+    assert last == "the daemon has ended; 1 chain had not finished, and goes on at its next start"
+    await daemon.ended()
+
+    config = (daemon.folder / "config.toml").read_text()
+    again = await start_daemon(config.replace("max_model_len = 4096", "max_model_len = 320"))
+    told = f"{chain} is queued: it does not fit any more: "
+    for name in ("list", "status"):
+        code, out, _ = await command(again, name)
+        assert code == 0
+        assert any(line.startswith(told) for line in out.splitlines())
+    code, out, _ = await command(again, "result", chain)
+    assert code == 0
+    assert out.splitlines()[-1].startswith(f"{chain}: queued, it does not fit any more: ")
+    attached = await start(again, "attach", chain)
+    assert attached.stderr is not None
+    line = await asyncio.wait_for(attached.stderr.readline(), HANG_SECONDS)
+    assert line.decode().startswith(f"pingpong-client: {told}")
+    code, _, _ = await command(again, "cancel", chain)
+    assert code == 0
+    assert (await finish(attached))[0] == 1
+    code, out, _ = await command(again, "forget", chain)
+    assert (code, out) == (0, f"forgot {chain}\n")
+
+
+async def test_a_group_that_is_not_there(start_daemon: StartDaemon, chain_file: Path) -> None:
+    daemon = await start_daemon()
+    for words in (("drain", "--group", "nosuch"), ("submit", str(chain_file), "--group", "nosuch")):
+        code, out, err = await command(daemon, *words)
+        assert (code, out) == (2, "")
+        assert 'there is no device group "nosuch"' in err
+        assert "There are: a, b." in err

@@ -66,7 +66,7 @@ def test_auto_with_one_group_is_series() -> None:
 
 def test_a_named_group_is_used_or_refused() -> None:
     assert place(COLD, "auto", TWO, 0, group="b").groups == ("b",) * 5
-    with pytest.raises(UsageError, match='"c".*a, b'):
+    with pytest.raises(UsageError, match='no device group "c".*a, b'):
         place(COLD, "auto", TWO, 0, group="c")
 
 

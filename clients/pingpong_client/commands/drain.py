@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from typing import Literal
 
-from pingpong_bus.errors import DaemonUnavailable
+from pingpong_bus.errors import DaemonUnavailable, UsageError
 from pingpong_bus.messages import StatusReply
 from pingpong_client.client import AsyncClient
 from pingpong_client.commands.arguments import seconds
 from pingpong_client.commands.context import Context
 
 HELP = "finish what runs, take no more and end; or replace one group's worker"
-POLL_S = 0.5
+POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,22 +31,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(context: Context) -> int:
     group, timeout_s = context.args.group, context.args.timeout
     async with context.connect() as client:
+        status = await client.status()
         if group is not None:
+            _require_group(group, status)
             context.write(f"waiting until a fresh worker serves {group}")
             await client.drain(group, deadline_s=timeout_s)
             context.write(f"{group} is served by a fresh worker")
             return 0
-        status = await client.status()
         await client.drain(deadline_s=timeout_s)
         await _until_gone(context, client, status)
     return 0
 
 
+def _require_group(group: str, status: StatusReply) -> None:
+    known = [worker.name for worker in status.workers]
+    if known and group not in known:  # while the daemon starts there are none yet
+        raise UsageError(
+            f'there is no device group "{group}".', field="--group", hint=f"There are: {', '.join(known)}."
+        )
+
+
 async def _until_gone(context: Context, client: AsyncClient, status: StatusReply) -> None:
     """Tell what the daemon waits for, each time that it changes, until it has ended."""
-    pid, told = status.pid, ""
+    pid, told, left = status.pid, "", 0
     while status.pid == pid:  # another pid: it was started anew by a service manager
-        if (waits_for := _live_chains(status)) != told:
+        left = _count(status, "running") + _count(status, "queued")
+        if (waits_for := _waits_for(status)) != told:
             context.write(f"the daemon (pid {pid}) waits for {waits_for}")
             told = waits_for
         await asyncio.sleep(POLL_S)
@@ -54,7 +65,11 @@ async def _until_gone(context: Context, client: AsyncClient, status: StatusReply
         except DaemonUnavailable:
             if await _gone(client):
                 break
-    context.write("the daemon has ended")
+    if left:
+        goes = "chain had not finished, and goes" if left == 1 else "chains had not finished, and go"
+        context.write(f"the daemon has ended; {left} {goes} on at its next start")
+    else:
+        context.write("the daemon has ended")
 
 
 async def _gone(client: AsyncClient) -> bool:
@@ -66,7 +81,18 @@ async def _gone(client: AsyncClient) -> bool:
     return False
 
 
-def _live_chains(status: StatusReply) -> str:
-    live = {state: count for state in ("running", "queued") if (count := status.chains.get(state, 0))}
-    chains = ", ".join(f"{count} {state}" for state, count in live.items())
-    return f"chains: {chains}" if chains else "nothing but its engines to stop"
+def _waits_for(status: StatusReply) -> str:
+    """What runs; queued chains start no more, and are kept."""
+    running, queued = _count(status, "running"), _count(status, "queued")
+    text = f"{running} running {_chains(running)}" if running else "nothing but its engines to stop"
+    if queued:
+        text += f"; {queued} queued {_chains(queued)} {'is' if queued == 1 else 'are'} kept for its next start"
+    return text
+
+
+def _count(status: StatusReply, state: Literal["running", "queued"]) -> int:
+    return status.chains.get(state, 0)
+
+
+def _chains(count: int) -> str:
+    return "chain" if count == 1 else "chains"

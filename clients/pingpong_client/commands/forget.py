@@ -20,9 +20,10 @@ async def run(context: Context) -> int:
         for chain in dict.fromkeys(context.args.ids):
             try:
                 await client.forget(chain)
+                context.write(f"forgot {chain}")
             except DaemonUnavailable:
                 raise
             except PingpongError as error:  # the others are to be erased all the same
-                context.note(" ".join(str(error).split()))
+                context.note(f"{chain} was not forgotten: {' '.join(str(error).split())}")
                 code = code or error.exit_code
     return code

@@ -9,6 +9,7 @@ from pingpong_client.commands.context import Context
 from pingpong_client.live import AWAY, ChainView, LiveView, PlainView, SilentView, watch
 from pingpong_client.progress import ChainProgress
 from pingpong_client.report import result_table, texts
+from pingpong_client.table import clean
 
 
 async def show_chain(context: Context, client: AsyncClient, progress: ChainProgress) -> int:
@@ -17,6 +18,8 @@ async def show_chain(context: Context, client: AsyncClient, progress: ChainProgr
     Raises:
         ChainFailed: it did not finish.
     """
+    if progress.state == "queued" and progress.why:
+        context.note(clean(f"{progress.id} is queued: {progress.why}", lines=False))
     view = _view(context, client, progress)
     async with aclosing(client.follow(progress.id)) as events:
         await watch(events, progress, view)
