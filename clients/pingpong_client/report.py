@@ -143,7 +143,8 @@ def _attempt_lines(agents: Sequence[AgentResult]) -> list[str]:
 
 def _troubles(worker: WorkerStatus) -> Iterable[str]:
     """What has befallen a worker since the daemon's start, and what does not fit in the table."""
-    facts = [f"started {worker.restarts + 1} times"] if worker.restarts else []
+    times = "twice" if worker.restarts == 1 else f"{worker.restarts + 1} times"
+    facts = [f"started {times}"] if worker.restarts else []
     if worker.stage and not _in_table(worker):
         facts.append(worker.stage)
     if worker.failure and worker.failure not in "".join(facts):

@@ -410,6 +410,16 @@ async def test_result_of_a_chain_that_has_not_finished(link, daemon, chain_file,
     assert (outcome.code, json.loads(outcome.out)["state"]) == (code, state)
 
 
+@pytest.mark.parametrize("error", ["its deadline of 3 s has passed", "its deadline of 3 s has passed."])
+async def test_the_sentence_of_a_failed_chain_ends_before_its_hint(link, daemon, chain_file, error):
+    daemon.edit = lambda submit, result: msgspec.structs.replace(result, state="failed", error=error)
+    outcome = await link.command("submit", str(chain_file))
+    assert outcome.code == 1
+    assert str(outcome.error) == (
+        "the chain c0 failed: its deadline of 3 s has passed. `pingpong-client result c0` shows what there is."
+    )
+
+
 @pytest.mark.parametrize("command", ["attach", "result", "cancel"])
 async def test_a_chain_that_is_not_known(link, command):
     outcome = await link.command(command, "nope")
