@@ -136,6 +136,17 @@ class FleetHost:
         await until(lambda: worker.state == "ready" and worker.number > after, f"{name} serves again")
         self.note()
 
+    async def kill_until_given_up(self, name: str) -> None:
+        """Kill a worker at each of its starts, until no other comes."""
+        worker = self[name]
+        while worker.state != "failed":
+            start = worker.number
+            self.signal(signal.SIGKILL, name)
+            await self.until(
+                lambda start=start: worker.state == "failed" or (worker.state == "ready" and worker.number > start),  # type: ignore[misc]
+                "another start",
+            )
+
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         await until(condition, what, 60)
 

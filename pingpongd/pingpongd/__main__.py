@@ -15,7 +15,7 @@ from pingpongd.check import check
 from pingpongd.config import DaemonConfig, load_config
 from pingpongd.daemon import run_daemon
 from pingpongd.install_service import install, uninstall
-from pingpongd.logs import set_up_logging
+from pingpongd.logs import logs_json, set_up_logging
 
 _EXIT_CODES = """\
 exit codes:
@@ -109,7 +109,8 @@ def main() -> int:
                 faulthandler.enable()  # where it stood when the watchdog's SIGABRT, or a fault, ended it
                 run_daemon(config, lambda: _load(options))
     except PingpongError as error:
-        sys.stderr.write(f"pingpongd: {error}\n")
+        if not logs_json():  # else the event daemon_failed says it, and a reader of the log wants no other lines
+            sys.stderr.write(f"pingpongd: {error}\n")
         return 70 if error.exit_code in (1, 70) else error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -14,6 +14,7 @@ import msgspec
 from pingpong_bus.errors import ConfigError
 from pingpong_bus.messages import ChunkSettings, SessionKind
 from pingpong_worker.config import SimulatedSettings
+from pingpong_worker.simulated_engine import check_settings
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _DEFAULT_SLOT_TOKENS = 32768
@@ -163,6 +164,7 @@ def parse_config(document: dict[str, Any], *, source: str = "configuration") -> 
             field=field,
             hint="The keys are explained in examples/cpu.toml.",
         ) from None
+    _check_simulated(config)
     names = [group.name for group in config.groups]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -181,3 +183,13 @@ def parse_config(document: dict[str, Any], *, source: str = "configuration") -> 
                     )
                 owner[device] = group.name
     return config
+
+
+def _check_simulated(config: DaemonConfig) -> None:
+    of_groups = {f"groups[{index}].": group.simulated for index, group in enumerate(config.groups)}
+    for where, settings in ({"": config.simulated} | of_groups).items():
+        if settings is not None:
+            try:
+                check_settings(settings)
+            except ConfigError as error:
+                raise ConfigError(error.message, field=f"{where}{error.field}", hint=error.hint) from None

@@ -25,6 +25,7 @@ from pingpong_bus.messages import (
 from pingpong_bus.slab import Slab
 from pingpongd.config import DaemonConfig
 from pingpongd.group_life import GroupLife
+from pingpongd.last_words import log_folder, warn_of_folder
 from pingpongd.placement import GroupView
 from pingpongd.process import Guard
 from pingpongd.restart import GiveUp
@@ -95,9 +96,10 @@ class Fleet:
         self._link = WorkerLink(context, runtime.workers)
         self.workers = {group.name: Worker(group, runtime.bell(group.name)) for group in config.groups}
         spawn = WorkerSpawn(lambda: self._config, model, runtime, slab, guard)
-        self._lives = [
-            GroupLife(worker, self._link, lambda: self._config, spawn, self) for worker in self.workers.values()
-        ]
+        self._lives = {
+            worker.name: GroupLife(worker, self._link, lambda: self._config, spawn, self)
+            for worker in self.workers.values()
+        }
         self._watch = WorkerWatch(list(self.workers.values()), lambda: self._config, self.too_slow)
         self._stopping = False
         self._life_tasks: list[asyncio.Task[None]] = []
@@ -133,6 +135,7 @@ class Fleet:
             log_dir=config.log_dir,
             log_worker_output=config.log_worker_output,
         )
+        warn_of_folder(log_folder(self._config.log_dir))
 
     # --------------------------------------------------------------------------------------------------- start and stop
 
@@ -149,8 +152,9 @@ class Fleet:
         self._run(self._tasks, self._link.receive(talk.handle, talk.unreadable), "fleet-receive")
         self._run(self._tasks, self._watch.serving(), "fleet-watch-serving")
         self._run(self._tasks, self._watch.starting(), "fleet-watch-starting")
-        for worker, life in zip(self.workers.values(), self._lives, strict=True):
-            self._run(self._life_tasks, life.run(), f"group-{worker.name}")
+        warn_of_folder(log_folder(self._config.log_dir))
+        for worker in self.workers.values():
+            self._live(worker)
         await asyncio.wait({self._all_served, self.broken}, return_when=asyncio.FIRST_COMPLETED)
         (self._all_served if self._all_served.done() else self.broken).result()
 
@@ -161,7 +165,7 @@ class Fleet:
             fast: do not ask, kill.
         """
         self._stopping = True
-        for life in self._lives:
+        for life in self._lives.values():
             life.stop()
         for worker in self.workers.values():
             if worker.process is not None and fast:
@@ -187,10 +191,11 @@ class Fleet:
     async def drain(self, worker: Worker, deadline_s: float) -> None:
         """Let a worker finish its hops, and replace it by a fresh one; returns when that serves.
 
-        Hops that run at the deadline are cut off there, and the listener is told that they are lost.
+        Hops that run at the deadline are cut off there, and the listener is told that they are lost. A group that was
+        given up begins anew, and its past ends count no more.
 
         Args:
-            worker: one that serves, or is about to.
+            worker: one that serves, or is about to, or has failed for good.
             deadline_s: how long its hops may take.
 
         Raises:
@@ -202,6 +207,10 @@ class Fleet:
         if worker.state == "ready":
             fresh += 1
             await finish_hops(worker, deadline_s)
+        elif worker.state == "failed" and not self._stopping:
+            _log.info("group_begins_anew", worker=worker.name)
+            worker.state, worker.stage = "waiting", "starts again: it was drained"
+            self._live(worker)
         await worker.until(
             lambda: worker.state == "failed" or (worker.state == "ready" and worker.number >= fresh) or self._stopping
         )
@@ -303,6 +312,9 @@ class Fleet:
         self._listener.group_failed(worker, message)
         if all(worker.state == "failed" for worker in self.workers.values()) and not self.broken.done():
             self.broken.set_exception(error)
+
+    def _live(self, worker: Worker) -> None:
+        self._run(self._life_tasks, self._lives[worker.name].run(), f"group-{worker.name}")
 
     def _run(self, tasks: list[asyncio.Task[None]], work: Coroutine[None, None, None], name: str) -> None:
         """Run a task, and let the daemon end with one that fails, and not go on deaf."""

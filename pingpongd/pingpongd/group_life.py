@@ -61,7 +61,7 @@ class GroupLife:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Keep a worker going until `stop`, or until the group is given up."""
+        """Keep a worker going until `stop`, or until the group is given up; may be run again after that."""
         worker, history = self._worker, History()
         while not self._stopping.is_set():
             end = await self._one_start()
@@ -73,7 +73,13 @@ class GroupLife:
                 break
             if isinstance(decision, GiveUp):
                 worker.state, worker.stage = "failed", f"given up: {decision.why}"
-                _log.error("group_failed", worker=worker.name, why=decision.why, permanent=decision.permanent)
+                _log.error(
+                    "group_failed",
+                    worker=worker.name,
+                    why=decision.why,
+                    permanent=decision.permanent,
+                    hint=f"`pingpong-client drain --group {worker.name}` has it begin anew.",
+                )
                 self._listener.given_up(worker, decision, worker.failure.hint if worker.failure else "")
                 return
             worker.state, worker.stage = "waiting", f"starts again in {decision.wait_s:g} s: {end.why}"

@@ -14,10 +14,11 @@ import stat
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from pingpong_bus.errors import ConfigError, UsageError
+from pingpong_bus.errors import ConfigError, PingpongError, UsageError
 from pingpong_worker.pinning import cuda_uuids, present_cores
 from pingpongd.config import DaemonConfig, load_config, parse_config
 from pingpongd.install_service_config import first_config
@@ -49,17 +50,18 @@ def install(options: argparse.Namespace) -> None:
         ConfigError: the configuration is off, or something is in the way.
     """
     places, config, first = _configured(options)
-    _require_manager(places, writes=not options.dry_run)
-    _require_ours(places.unit)
     command = _command(places, options.instance)
+    checks = [partial(_require_manager, places, writes=not options.dry_run), partial(_require_ours, places.unit)]
     if not places.user:
-        _require_reachable([sys.executable, command[0], __file__])
+        checks.append(partial(_require_reachable, [sys.executable, command[0], __file__]))
+    obstacles = _obstacles(checks, dry_run=options.dry_run)
     text = (unit_folder() / ("user/pingpongd.service" if places.user else "pingpongd.service")).read_text("utf-8")
     unit = render_unit(text, _service(places, config, command))
     accounts = (unit_folder() / "sysusers.d" / "pingpongd.conf").read_text("utf-8")
     _carry_out(plan_install(places, unit, config=first, accounts=accounts), dry_run=options.dry_run)
     if options.dry_run:
         _say(f"\n{places.unit} would be:\n\n{unit}")
+        _tell(obstacles)
     else:
         _say(_what_next(places, config, wrote_config=first is not None))
 
@@ -72,17 +74,36 @@ def uninstall(options: argparse.Namespace) -> None:
         ConfigError: the unit is not ours.
     """
     places = _places(options)
-    _require_manager(places, writes=not options.dry_run)
-    if not places.unit.exists():
-        raise UsageError(
-            f"{places.unit} does not exist: nothing to uninstall.", hint="Name the right --instance or --user."
-        )
-    _require_ours(places.unit)
+    checks = [
+        partial(_require_manager, places, writes=not options.dry_run),
+        partial(_require_there, places.unit),
+        partial(_require_ours, places.unit),
+    ]
+    obstacles = _obstacles(checks, dry_run=options.dry_run)
     others = [unit for unit in places.unit.parent.glob("pingpongd*.service") if unit != places.unit]
     _carry_out(plan_uninstall(places, purge=options.purge, last=not others), dry_run=options.dry_run)
     if not options.purge:
         kept = [path for path in (places.config, *places.folders.values()) if path.exists()]
         _say("Kept, and removed with --purge: " + ", ".join(map(str, kept)) if kept else "Nothing of it is left.")
+    _tell(obstacles)
+
+
+def _obstacles(checks: Sequence[Callable[[], None]], *, dry_run: bool) -> list[PingpongError]:
+    """Why it cannot be done here. That ends it, unless it is only to be told what would be done."""
+    found: list[PingpongError] = []
+    for check in checks:
+        try:
+            check()
+        except (UsageError, ConfigError) as error:
+            if not dry_run:
+                raise
+            found.append(error)
+    return found
+
+
+def _tell(obstacles: Sequence[PingpongError]) -> None:
+    for error in obstacles:
+        _say(f"Note: here it would be refused: {error}")
 
 
 def unit_folder() -> Path:
@@ -174,6 +195,12 @@ def _require_manager(places: Places, *, writes: bool) -> None:
             )
     elif writes and os.geteuid() != 0:
         raise UsageError("the system's service is changed by root.", hint="Use sudo, or --user for one of your own.")
+
+
+def _require_there(unit: Path) -> None:
+    """Raise UsageError where there is no such unit."""
+    if not unit.exists():
+        raise UsageError(f"{unit} does not exist: nothing to uninstall.", hint="Name the right --instance or --user.")
 
 
 def _require_ours(unit: Path) -> None:

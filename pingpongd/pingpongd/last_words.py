@@ -20,6 +20,20 @@ def log_folder(configured: str | None) -> Path | None:
     return Path(found) if found else None
 
 
+def warn_of_folder(folder: Path | None) -> None:
+    """Make the folder, and say so in the log where it cannot be had: better now than when a worker has died."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return
+        why = "it cannot be written"
+    except OSError as error:
+        why = error.strerror or str(error)
+    _log.warning("log_dir_unusable", path=str(folder), error=why, effect="last words of workers will not be kept")
+
+
 def keep_last_words(folder: Path, worker: str, why: str, lines: Sequence[str]) -> None:
     """Write ``worker-NAME-TIME.log``, readable for this user alone, and drop the oldest such files.
 

@@ -16,6 +16,7 @@ import structlog
 
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _level = logging.INFO
+_as_json = False
 _MOST_KEYS = 1024
 """Of a RateLimit: keys come from strangers, such as a user id, and may not fill memory."""
 
@@ -27,8 +28,9 @@ def set_up_logging(level: str, form: Literal["auto", "json", "console"] = "auto"
         level: the least severe level to print, such as "info".
         form: "json", "console", or "auto": console where standard error is a terminal.
     """
+    global _as_json
     set_level(level)
-    as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
+    _as_json = as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         _drop_below_level,
@@ -47,6 +49,11 @@ def set_up_logging(level: str, form: Literal["auto", "json", "console"] = "auto"
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def logs_json() -> bool:
+    """Whether standard error is a log of JSON lines, in which nothing else should stand."""
+    return _as_json
 
 
 def set_level(level: str) -> None:

@@ -6,6 +6,7 @@ socket is bound and has its mode, so that nobody gets in before; every other soc
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
@@ -31,11 +32,12 @@ def default_runtime_dir(instance: str) -> Path:
 
 
 class RuntimeDir:
-    """A locked runtime directory; a context manager that empties it when it leaves.
+    """A locked runtime directory; a context manager that empties it when it leaves, and with an error removes it
+    where it was made for this.
 
     Args:
         path: where it is, or is made.
-        instance: the daemon's name, for errors.
+        instance: the daemon's name, for advice.
         client_group: name of the group whose members may use the control socket.
 
     Attributes:
@@ -54,16 +56,27 @@ class RuntimeDir:
                 field="runtime_dir",
                 hint="Choose a shorter one.",
             )
+        self._made: list[Path] = []
         try:
+            self._lock = self._take(instance)
+        except ConfigError:
+            self._unmake()
+            raise
+
+    def _take(self, instance: str) -> int:
+        """Make the folder and take its lock; returns the lock's descriptor."""
+        path = self.path
+        try:
+            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_ours(path)
-            self._lock = take_lock(path / "lock", wait_s=_SWEEP_SECONDS)
+            lock = take_lock(path / "lock", wait_s=_SWEEP_SECONDS)
         except BlockingIOError:
-            owner = _owner(path / "lock")
+            by_name = path == default_runtime_dir(instance)
             raise ConfigError(
-                f'the instance "{instance}" already runs in {path} (pid {owner}).',
-                field="instance",
-                hint="Stop it, or give this one another --instance name.",
+                f"a daemon already runs in {path} (pid {_owner(path / 'lock')}).",
+                field="instance" if by_name else "runtime_dir",
+                hint=f"Stop it, or give this one another {'--instance name' if by_name else '--runtime-dir'}.",
             ) from None
         except OSError as error:
             raise ConfigError(
@@ -72,16 +85,24 @@ class RuntimeDir:
                 hint="Set runtime_dir to a folder of yours, or set XDG_RUNTIME_DIR.",
             ) from None
         try:
-            os.ftruncate(self._lock, 0)
-            os.write(self._lock, f"{os.getpid()}\n".encode())
+            os.ftruncate(lock, 0)
+            os.write(lock, f"{os.getpid()}\n".encode())
             path.chmod(0o700)  # an earlier daemon, or a service manager, may have opened it to others
             clear_folder(path)
             self.temporary.mkdir(mode=0o700)
         except OSError as error:
-            os.close(self._lock)
+            (path / "lock").unlink(missing_ok=True)
+            os.close(lock)
             raise ConfigError(
                 f"the runtime directory {path} cannot be written: {error.strerror}.", field="runtime_dir"
             ) from None
+        return lock
+
+    def _unmake(self) -> None:
+        """A start was refused: remove the folders that it has made, where nobody else uses them by now."""
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     @property
     def control(self) -> str:
@@ -138,6 +159,8 @@ class RuntimeDir:
         clear_folder(self.path)
         (self.path / "lock").unlink(missing_ok=True)
         os.close(self._lock)
+        if error is not None:
+            self._unmake()
 
 
 def _check_ours(path: Path) -> None:

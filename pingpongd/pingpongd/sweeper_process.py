@@ -184,7 +184,8 @@ class SweeperProcess:
 
 
 def _log(**fields: object) -> None:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    seconds, rest = divmod(time.time_ns(), 10**9)
+    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1000:06d}Z"  # as in `logs.py`
     line = {"event": "supervisor_swept", "level": "warning", "timestamp": stamp, **fields}
     with suppress(OSError):  # nobody reads the log any more
         sys.stderr.write(json.dumps(line) + "\n")

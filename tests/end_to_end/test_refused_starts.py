@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon_process import StartDaemon, simulated_config
+from daemon_process import DaemonProcess, StartDaemon, simulated_config
 
 VLLM = """
 model = "{model}"
@@ -22,6 +22,7 @@ devices = ["{device}"]
         ("slots = ", (), "is not TOML"),
         ("slots = 0\n" + simulated_config().replace("slots = 64", ""), (), "slots: expected `int` >= 1"),
         (simulated_config(slots=10**9), (), "shared memory"),
+        (simulated_config(step_ms=-1), (), "simulated.step_ms: -1.0 is below 0"),
         (VLLM.format(model="smollm2-135m", device="cpu:4096"), (), 'groups[0].devices: the device "cpu:4096" does not'),
         (VLLM.format(model="smollm2-135m", device="tpu:0"), (), 'groups[0].devices: "tpu:0" is not a device'),
         (
@@ -39,10 +40,33 @@ async def test_a_wrong_configuration(
 ) -> None:
     daemon = await start_daemon(config, *arguments, wait=False)
     assert await daemon.ended() == 78
-    last = daemon.log.read_text().splitlines()[-1]
-    assert last.startswith("pingpongd: ")
-    assert sentence in last
+    assert sentence in reason(daemon)
     assert "Traceback" not in daemon.log.read_text()
+
+
+def reason(daemon: DaemonProcess) -> str:
+    """Why it has not started: in the log, which is JSON throughout; or, before there was one, in a plain line."""
+    if events := daemon.log_events("daemon_failed"):
+        assert all(line.startswith("{") for line in daemon.log.read_text().splitlines())
+        return str(events[-1]["error"])
+    (line,) = daemon.log.read_text().splitlines()
+    assert line.startswith("pingpongd: ")
+    return line
+
+
+async def test_a_log_for_people_ends_with_the_sentence(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(simulated_config(slots=10**9), "--log-format", "console", wait=False)
+    assert await daemon.ended() == 78
+    assert daemon.log.read_text().splitlines()[-1].startswith("pingpongd: ")
+
+
+async def test_a_database_in_disorder_leaves_no_runtime_folder(start_daemon: StartDaemon, folder: Path) -> None:
+    (folder / "broken" / "chains.db").mkdir(parents=True)
+    config = f'state_dir = "{folder / "broken"}"\n{simulated_config()}'
+    daemon = await start_daemon(config, "--runtime-dir", str(folder / "new"), wait=False)
+    assert await daemon.ended() == 78
+    assert "chains.db is a folder" in reason(daemon)
+    assert not (folder / "new").exists()
 
 
 async def test_no_configuration_file(start_daemon: StartDaemon) -> None:

@@ -35,6 +35,8 @@ def test_flags_come_over_the_file() -> None:
         ({"groups": [GROUP, GROUP]}, r'groups\[1\]\.name: two groups are called "a"'),
         ({"groups": [GROUP, GROUP | {"name": "b"}]}, r'groups\[1\]\.devices: the device cpu:0 is in group "a"'),
         ({"groups": [{"name": "a", "devices": []}]}, r"groups\[0\]\.devices"),
+        ({"groups": [GROUP], "simulated": {"step_ms": -1}}, r"^simulated\.step_ms: -1.0 is below 0"),
+        ({"groups": [GROUP | {"simulated": {"kv_tokens": 0}}]}, r"^groups\[0\]\.simulated\.kv_tokens: 0 is below 1"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(document: dict[str, object], message: str) -> None:

@@ -137,7 +137,8 @@ async def test_one_that_is_killed_while_it_loads_is_started_again(folder: Path) 
 
 
 async def test_a_start_that_can_never_work_ends_the_daemons(folder: Path) -> None:
-    config = fleet_config("ab", simulated={"max_num_seqs": 0}, restart={"backoff_s": 60.0, "backoff_max_s": 60.0})
+    config = fleet_config("ab", restart={"backoff_s": 60.0, "backoff_max_s": 60.0})
+    config = msgspec.structs.replace(config, simulated=SimulatedSettings(max_num_seqs=0))
     async with fleet_host(folder, config, start=False) as host:
         with pytest.raises(ConfigError, match=r'group "[ab]": simulated.max_num_seqs: 0 is below 1'):
             await host.start()
@@ -177,26 +178,15 @@ async def test_a_start_that_takes_too_long(folder: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- crash loops
 
 
-async def kill_until_given_up(host: FleetHost, name: str) -> None:
-    worker = host[name]
-    while worker.state != "failed":
-        start = worker.number
-        host.signal(signal.SIGKILL, name)
-        await host.until(
-            lambda start=start: worker.state == "failed" or (worker.state == "ready" and worker.number > start),  # type: ignore[misc]
-            "another start",
-        )
-
-
 async def test_a_crash_loop_ends_and_others_go_on(folder: Path) -> None:
     async with fleet_host(folder, fleet_config("ab", restart={"give_up_after": 2})) as host:
-        await kill_until_given_up(host, "a")
+        await host.kill_until_given_up("a")
         why = 'group "a": crash loop: it ended 2 times within 600 s, at last because it ended with signal 9.'
         assert host.notes.failed == [("a", why)]
         assert [worker.name for worker in host.fleet.ready] == ["b"]
         assert not host.fleet.broken.done()
         await runs_a_hop(host, "b")
-        await kill_until_given_up(host, "b")
+        await host.kill_until_given_up("b")
         assert [name for name, _ in host.notes.failed] == ["a", "b"]
         with pytest.raises(EngineError, match=r'group "b": crash loop: it ended 2 times'):
             await host.fleet.broken
@@ -214,7 +204,11 @@ async def test_a_replacement_that_can_never_work(folder: Path) -> None:
 
 async def test_a_configuration_that_was_read_again(folder: Path) -> None:
     async with fleet_host(folder, fleet_config("a")) as host:
-        host.fleet.apply(fleet_config("a", restart={"give_up_after": 1}, simulated={"kv_tokens": 0}))
+        host.fleet.apply(
+            msgspec.structs.replace(
+                fleet_config("a", restart={"give_up_after": 1}), simulated=SimulatedSettings(kv_tokens=0)
+            )
+        )
         host.signal(signal.SIGKILL)
         with pytest.raises(EngineError, match=r'group "a": crash loop: it ended once within 600 s'):
             await host.fleet.broken

@@ -91,6 +91,25 @@ async def test_no_fresh_one_comes(folder: Path, monkeypatch: pytest.MonkeyPatch)
         assert [name for name, _ in host.notes.failed] == ["a"]
 
 
+async def test_a_group_that_was_given_up_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fleet_host(folder, fleet_config("ab", restart={"give_up_after": 2})) as host:
+        await host.kill_until_given_up("a")
+        await asyncio.gather(*(host.fleet.drain(host["a"], 60.0) for _ in range(2)))
+        assert (host["a"].state, host["a"].number) == ("ready", 3)
+        assert host.notes.ready == ["a", "b", "a", "a"] or host.notes.ready == ["b", "a", "a", "a"]
+        hop = host.start_hop("a")
+        await host.until(lambda: bool(host.notes.ended()), "the hop's end")
+        assert [(end.hop, end.state) for end in host.notes.ended()] == [(hop, "finished")]
+        host.signal(signal.SIGKILL)
+        await host.serves_again(after=3)  # its old ends no longer count
+        monkeypatch.setenv("PYTHONHOME", "/nowhere")
+        await host.kill_until_given_up("a")
+        with pytest.raises(EngineError, match='no fresh worker serves group "a"'):
+            await host.fleet.drain(host["a"], 60.0)
+        assert host["a"].state == "failed"
+        assert [name for name, _ in host.notes.failed] == ["a", "a", "a"]
+
+
 async def test_the_daemon_stops_meanwhile(folder: Path) -> None:
     async with fleet_host(folder, fleet_config("a", simulated={"start_ms": 2000.0})) as host:
         draining = asyncio.create_task(host.fleet.drain(host["a"], 60.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from pingpongd.last_words import keep_last_words, log_folder
+from pingpongd.last_words import keep_last_words, log_folder, warn_of_folder
 
 
 def test_a_file_for_each(tmp_path: Path) -> None:
@@ -35,6 +35,17 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with capture_logs() as logs:
         keep_last_words(tmp_path / "taken", "a", "why", [])
     assert [line["event"] for line in logs] == ["last_words_not_kept"]
+
+
+def test_a_folder_that_cannot_be_had_is_told_before_it_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with capture_logs() as logs:
+        warn_of_folder(None)
+        warn_of_folder(tmp_path / "a" / "b")
+        assert logs == []
+        warn_of_folder(tmp_path / "taken" / "b")
+    assert [(line["event"], line["log_level"]) for line in logs] == [("log_dir_unusable", "warning")]
+    assert (tmp_path / "a" / "b").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,34 @@ def short() -> Iterator[Path]:
 
 def test_a_second_daemon_is_refused_and_the_first_is_untouched(short: Path) -> None:
     with RuntimeDir(short / "r", "main") as first:
-        with pytest.raises(ConfigError, match='instance: the instance "main" already runs'):
+        with pytest.raises(ConfigError, match=rf"a daemon already runs in {short}/r \(pid {os.getpid()}\)") as caught:
             RuntimeDir(short / "r", "main")
         assert first.temporary.is_dir()
+    assert (caught.value.field, "another --runtime-dir." in caught.value.hint) == ("runtime_dir", True)
     with RuntimeDir(short / "r", "main"):
         pass
+
+
+def test_another_name_is_advised_where_it_would_help(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
+    with RuntimeDir(short / "pingpongd-two", "two"), pytest.raises(ConfigError, match="another --instance name"):
+        RuntimeDir(short / "pingpongd-two", "two")
+
+
+def test_a_refused_start_leaves_no_folder_that_it_has_made(short: Path) -> None:
+    def refused(path: Path) -> None:
+        with pytest.raises(ConfigError, match="later"), RuntimeDir(path, "main"):
+            raise ConfigError("later")
+
+    refused(short / "a" / "r")
+    assert not (short / "a").exists()
+    (short / "a").mkdir()
+    refused(short / "a")
+    assert (short / "a").is_dir()
+    with RuntimeDir(short / "b", "main"):
+        pass
+    assert (short / "b").is_dir()
 
 
 def test_what_a_killed_daemon_left_is_cleared(short: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -137,6 +138,7 @@ def test_a_killed_supervisor_leaves_nothing(start: Start, kinds: tuple[str, ...]
     line = json.loads(supervisor.log.read_text())
     assert line["event"] == "supervisor_swept"
     assert line["runtime_dir"] == "cleared"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", line["timestamp"])  # as structlog's
 
 
 def test_a_supervisor_killed_while_it_is_stopped_leaves_nothing(start: Start) -> None:

@@ -144,21 +144,46 @@ def test_an_environment_in_a_closed_folder_is_refused(tmp_path: Path) -> None:
         install_service._require_reachable([str(closed / "bin" / "python")])
 
 
-@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd runs here")
-@pytest.mark.parametrize("command", ["install-service", "uninstall-service"])
-def test_without_systemd_it_says_what_to_do_instead(command: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pingpongd", command, "--user", "--dry-run"],
+def run_command(configs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pingpongd", *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
+        env={**os.environ, "XDG_CONFIG_HOME": str(configs)},
     )
+
+
+@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd runs here")
+@pytest.mark.parametrize("command", ["install-service", "uninstall-service"])
+def test_without_systemd_it_says_what_to_do_instead(command: str, tmp_path: Path) -> None:
+    done = run_command(tmp_path, command, "--user")
     assert done.returncode == 2
+    assert done.stdout == ""
     assert done.stderr.startswith(
         "pingpongd: systemd does not run on this machine. Run `pingpongd --config FILE` under"
     )
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd runs here")
+@pytest.mark.parametrize("user", [("--user",), ()])
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("install-service",), ("would write", "pingpongd.service would be:", "ExecStart=")),
+        (("uninstall-service",), ("would remove",)),
+        (("uninstall-service", "--purge"), ("would remove", "config.toml")),
+    ],
+)
+def test_without_systemd_a_dry_run_shows_everything(
+    command: tuple[str, ...], user: tuple[str, ...], shown: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run_command(tmp_path, *command, *user, "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in (*shown, "Note: here it would be refused: systemd does not run on this machine."):
+        assert text in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_tells_the_exit_codes() -> None:
