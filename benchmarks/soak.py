@@ -5,7 +5,7 @@
 
 Kept are samples of memory, descriptors, processes and segments, and a summary: tokens lost or doubled, chains that
 failed, ends that nobody asked for, anything left behind; and how much the last life of the supervisor, in which
-workers and engines go on dying, has grown from its first quarter to its last.
+workers and engines go on dying, has grown.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -346,14 +347,26 @@ class Soak:
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, float]:
-    """How much the last life of the supervisor has grown from its first quarter to its last, as ratios of medians."""
+    """How much the last life of the supervisor has grown.
+
+    Returns:
+        Ratios: of the supervisor's medians in the last and the first quarter of that life; of all else, which dies and
+        loads again and again, of its peaks in the second and the first half.
+    """
     last = [sample for sample in samples if sample.life == samples[-1].life]
-    quarter = max(1, len(last) // 4)
-    found = {}
-    for name in ("supervisor_mib", "supervisor_descriptors", "workers_mib", "worker_descriptors", "processes"):
-        early, late = (sorted(getattr(sample, name) for sample in part) for part in (last[:quarter], last[-quarter:]))
-        found[name] = round(late[len(late) // 2] / max(1e-9, early[len(early) // 2]), 3)
-    return found
+
+    def values(name: str, part: Sequence[Sample]) -> list[float]:
+        return [max(1e-9, getattr(sample, name)) for sample in part]
+
+    quarter, half = max(1, len(last) // 4), max(1, len(last) // 2)
+    found = {
+        name: statistics.median(values(name, last[-quarter:])) / statistics.median(values(name, last[:quarter]))
+        for name in ("supervisor_mib", "supervisor_descriptors")
+    } | {
+        name: max(values(name, last[-half:])) / max(values(name, last[:half]))
+        for name in ("workers_mib", "worker_descriptors", "processes", "segments")
+    }
+    return {name: round(ratio, 3) for name, ratio in found.items()}
 
 
 def _mib(count: float) -> float:
