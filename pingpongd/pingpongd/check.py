@@ -1,4 +1,4 @@
-"""`pingpongd check`: examines configuration and machine, and says what to do; changes nothing.
+"""`pingpongd check`: examines configuration and machine, and says what to do; leaves all as it was.
 
 The `check_*` files judge facts; this one gathers and prints. A line for each finding:
 

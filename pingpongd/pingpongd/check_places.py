@@ -1,4 +1,4 @@
-"""The daemon's folders, its database, whether it already runs, and its unit."""
+"""Where the daemon keeps things; its database, whether it already runs, and its unit."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 import pwd
 import shutil
 import sqlite3
-import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pingpong_bus.errors import ConfigError, PingpongError
+from pingpong_bus.errors import ConfigError
 from pingpongd.check_finding import Finding, doubtful, failed, passed
+from pingpongd.check_folders import folder_findings
 from pingpongd.config import DaemonConfig
 from pingpongd.install_service_plan import SERVICE_USER, system_places
 from pingpongd.install_service_unit import folder_name, unit_name
 from pingpongd.runtime_dir import default_runtime_dir
 from pingpongd.store_dir import default_state_dir
-from pingpongd.store_schema import MIGRATIONS
+from pingpongd.store_schema import MIGRATIONS, check_database, opening_error
 
 _SOCKET_BYTES = 107
 """sockaddr_un.sun_path, less the final NUL; unix(7)."""
@@ -36,19 +36,6 @@ class Where:
     state: Path
     cache: Path
     uid: int
-
-
-@dataclass(frozen=True)
-class Folder:
-    """What is to be known of a folder, or of the nearest one above it that exists."""
-
-    path: Path
-    found: Path
-    """`path` itself, or what is there of it."""
-    uid: int
-    mode: int
-    read_only: bool
-    """By its file system."""
 
 
 def find_places(config: DaemonConfig, environ: Mapping[str, str]) -> Where:
@@ -81,9 +68,7 @@ def place_findings(config: DaemonConfig, where: Where) -> Iterator[Finding]:
     if len(os.fsencode(where.runtime)) + _LONGEST_SOCKET > _SOCKET_BYTES:
         text = f"the path {where.runtime} is too long for sockets, which end at {_SOCKET_BYTES} bytes."
         yield failed("runtime_dir", ConfigError(text, field="runtime_dir", hint="Choose a shorter one."))
-    else:
-        yield judge_folder("runtime_dir", look_at(where.runtime), where.uid)
-    yield judge_folder("state_dir", look_at(where.state), where.uid)
+    yield from folder_findings(config, where.runtime, where.state, where.uid)
     if config.client_group is not None:
         yield judge_group(config.client_group, {group.gr_name: group.gr_mem for group in grp.getgrall()})
     holder = lock_holder(where.runtime / "lock", Path("/proc/locks"))
@@ -100,45 +85,6 @@ def unit_findings(instance: str) -> Iterator[Finding]:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False)
     if done.returncode == 0:
         yield judge_unit(unit, dict(line.partition("=")[::2] for line in done.stdout.splitlines()))
-
-
-def look_at(path: Path) -> Folder:
-    """What there is of a folder."""
-    found = path
-    while True:
-        try:
-            status = found.stat()
-            break
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            found = found.parent
-    read_only = bool(os.statvfs(found).f_flag & os.ST_RDONLY)
-    return Folder(path, found, status.st_uid, status.st_mode, read_only)
-
-
-def judge_folder(name: str, folder: Folder, uid: int) -> Finding:
-    """Whether the daemon of that user can use a folder, and nobody else can."""
-    path = folder.path
-    hint = f"Set {name} to a folder of the daemon's user, or let the service make it."
-    if not stat.S_ISDIR(folder.mode):
-        return failed(name, ConfigError(f"{folder.found} is not a folder.", field=name, hint=hint))
-    if folder.read_only:
-        text = f"{folder.found} is on a read-only file system."
-        return failed(name, ConfigError(text, field=name, hint="Make it writable, or choose another folder."))
-    if folder.found != path:
-        if uid not in (0, folder.uid) and not folder.mode & stat.S_IWOTH:
-            if _made_by_systemd(path):
-                return passed(name, f"{path} is made by systemd at the start")
-            text = f"{path} does not exist, and uid {uid} may not make it in {folder.found}."
-            return failed(name, ConfigError(text, field=name, hint=hint))
-        return passed(name, f"{path} is made at the start")
-    if folder.uid != uid:
-        text = f"{path} belongs to uid {folder.uid}, the daemon is uid {uid}."
-        return failed(name, ConfigError(text, field=name, hint=f"chown it to uid {uid}, or choose another folder."))
-    if folder.mode & stat.S_IRWXO or (name == "state_dir" and folder.mode & stat.S_IRWXG):
-        return doubtful(
-            name, f"{path} is open to others (mode {stat.S_IMODE(folder.mode):04o}).", f"chmod 0700 {path}."
-        )
-    return passed(name, f"{path}, mode {stat.S_IMODE(folder.mode):04o}")
 
 
 def judge_group(name: str, groups: Mapping[str, Sequence[str]]) -> Finding:
@@ -191,27 +137,31 @@ def database_finding(path: Path, known: int, *, running: bool) -> Finding:
     if running:
         return passed("store", f"{path} is in the hands of the running daemon")
     try:
-        if not path.exists() or path.stat().st_size == 0:
+        if not path.exists():
             return passed("store", "no chains are kept yet")
-        with_lock = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2)
-    except (OSError, sqlite3.Error) as error:
-        return _unreadable(path, error)
-    try:
-        (version,) = with_lock.execute("PRAGMA user_version").fetchone()
-        if version > known:
-            text = f"{path} was made by a newer pingpongd (schema {version}, this one knows {known})."
-            return failed(
-                "store", ConfigError(text, field="state_dir", hint="Start that version, or another state_dir.")
+        if path.is_dir():
+            error = ConfigError(
+                f"{path} is a folder.", field="state_dir", hint="Move it away, or set another state_dir."
             )
-        problems = [str(row[0]) for row in with_lock.execute("PRAGMA quick_check(3)")]
-        if problems != ["ok"]:
-            return _damaged(path, problems[0])
-        (chains,) = with_lock.execute("SELECT count(*) FROM chain").fetchone() if version else (0,)
-    except sqlite3.DatabaseError as error:
-        return _unreadable(path, error)
-    finally:
-        with_lock.close()
+            return failed("store", error)
+        version = check_database(path, known)
+        if version is None:
+            return doubtful("store", f"{path} has 0 bytes: chains that it held are lost.", "It is taken for a new one.")
+        chains = _count_chains(path) if version else 0
+    except ConfigError as problem:
+        return failed("store", problem)
+    except (OSError, sqlite3.Error) as problem:
+        return _unreadable(path, problem)
     return passed("store", f"{path}: schema {version}, whole, {chains} chains")
+
+
+def _count_chains(path: Path) -> int:
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2)
+    try:
+        (chains,) = connection.execute("SELECT count(*) FROM chain").fetchone()
+    finally:
+        connection.close()
+    return int(chains)
 
 
 def judge_unit(unit: str, shown: Mapping[str, str]) -> Finding:
@@ -236,25 +186,11 @@ def judge_unit(unit: str, shown: Mapping[str, str]) -> Finding:
     return passed("service", f"{unit} is {active}")
 
 
-def _made_by_systemd(path: Path) -> bool:
-    """Whether it is one of the folders that the system's unit makes."""
-    return path.parent in (Path("/run"), Path("/var/lib")) and path.name.startswith("pingpongd")
-
-
-def _unreadable(path: Path, error: Exception) -> Finding:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _damaged(path, str(error))
+def _unreadable(path: Path, error: OSError | sqlite3.Error) -> Finding:
+    found = opening_error(error, path) if isinstance(error, sqlite3.Error) else None
+    if isinstance(found, ConfigError):
+        return failed("store", found)
     return doubtful("store", f"{path} cannot be read: {error}.", "Look at its permissions, and at who has it open.")
-
-
-def _damaged(path: Path, problem: str) -> Finding:
-    error: PingpongError = ConfigError(
-        f"{path} is damaged: {problem}.",
-        field="state_dir",
-        hint=f"Save what can be saved with `sqlite3 {path} .recover`, and move the file away.",
-    )
-    return failed("store", error)
 
 
 def _uid(name: str) -> int:

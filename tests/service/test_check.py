@@ -19,16 +19,9 @@ import pytest
 from pingpongd import check_engine
 from pingpongd.check import check, findings
 from pingpongd.check_engine import Fault, first_closed, judge_extras, judge_model, judge_vllm
+from pingpongd.check_folders import Folder, judge_folder, judge_room, look_at
 from pingpongd.check_machine import devices_finding, judge_clock, judge_driver, judge_memlock, judge_shm, judge_slab
-from pingpongd.check_places import (
-    Folder,
-    database_finding,
-    judge_folder,
-    judge_group,
-    judge_unit,
-    lock_holder,
-    look_at,
-)
+from pingpongd.check_places import database_finding, judge_group, judge_unit, lock_holder
 from pingpongd.config import DaemonConfig, parse_config
 from pingpongd.store_schema import MIGRATIONS, open_database
 
@@ -163,6 +156,12 @@ def test_devices() -> None:
             "ok",
             "made by systemd",
         ),
+        (
+            Folder(Path("/x/y"), Path("/x"), 7, stat.S_IFDIR, read_only=False, refused="Sorry"),
+            "error",
+            "made in /x: Sorry",
+        ),
+        (Folder(Path("/x"), Path("/x"), 7, stat.S_IFDIR, read_only=False, refused="Sorry"), "error", "written: Sorry"),
     ],
 )
 def test_folders(folder: Folder, level: str, says: str) -> None:
@@ -176,9 +175,30 @@ def test_a_runtime_directory_may_be_open_to_its_group() -> None:
     assert judge_folder("runtime_dir", folder, 7).level == "ok"
 
 
+def test_last_words_may_be_in_anybodys_folder() -> None:
+    folder = Folder(Path("/log"), Path("/log"), 8, stat.S_IFDIR | 0o755, read_only=False)
+    assert judge_folder("log_dir", folder, 7).level == "ok"
+
+
 def test_looking_goes_up_to_what_is_there(tmp_path: Path) -> None:
-    assert look_at(tmp_path / "a" / "b").found == tmp_path
-    assert look_at(tmp_path).uid == os.getuid()
+    uid = os.getuid()
+    assert look_at(tmp_path / "a" / "b", uid).found == tmp_path
+    assert look_at(tmp_path, uid).uid == uid
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_nobody_can_make_is_found() -> None:
+    uid = os.getuid()
+    folder = look_at(Path("/proc/x"), uid)
+    assert folder.refused
+    assert judge_folder("runtime_dir", folder, uid).level == "error"
+    assert look_at(Path("/proc/x"), uid + 1).refused == ""  # not known
+
+
+def test_room() -> None:
+    assert judge_room(Path("/x"), 2**30).level == "ok"
+    assert judge_room(Path("/x"), 2**21).level == "warning"
+    assert judge_room(Path("/x"), 4096).level == "error"
 
 
 def test_groups() -> None:
@@ -208,7 +228,7 @@ def test_databases(tmp_path: Path) -> None:
     path = tmp_path / "chains.db"
     assert judged(path) == ("ok", "no chains are kept yet")
     path.touch()
-    assert judged(path)[0] == "ok"
+    assert judged(path)[0] == "warning"
     open_database(path).close()
     assert judged(path) == ("ok", f"{path}: schema {known}, whole, 0 chains")
 
@@ -218,14 +238,19 @@ def test_databases(tmp_path: Path) -> None:
     path.write_bytes(b"no database at all, though long enough to be looked at" * 100)
     assert judged(path)[0] == "error"
 
-    path.write_bytes(whole)
-    connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA user_version = {known + 1}")
-    connection.close()
-    level, text = judged(path)
-    assert level == "error"
-    assert "newer pingpongd" in text
+    for version, says in ((known + 1, "newer pingpongd"), (-1, "schema -1"), (0, "another program")):
+        path.write_bytes(whole)
+        connection = sqlite3.connect(path)
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.close()
+        level, text = judged(path)
+        assert level == "error"
+        assert says in text
     assert database_finding(path, known, running=True).level == "ok"
+    path.unlink()
+    path.mkdir()
+    finding = database_finding(path, known, running=False)
+    assert (finding.level, finding.text) == ("error", f"state_dir: {path} is a folder.")
 
 
 @pytest.mark.parametrize(
@@ -267,10 +292,22 @@ def test_the_command(short_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
-    assert {"config", "devices", "memory", "runtime_dir", "state_dir", "running", "store", "clock"} <= set(found)
+    assert {"config", "devices", "memory", "runtime_dir", "state_dir", "disk", "running", "store"} <= set(found)
+    assert "clock" in found
+    assert "log_dir" not in found
     assert not (short_path / "run").exists()
     assert not (short_path / "state").exists()
 
     file.write_text(file.read_text().replace(f"{short_path}/run", f"{short_path}/{'long' * 20}"))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 78
+
+
+def test_folders_that_depend_on_where_one_stands(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(short_path)
+    places = config(runtime_dir="run", state_dir="state", log_dir="/proc/x")
+    found = [(finding.name, finding.level) for finding in findings(lambda: places)]
+    assert ("runtime_dir", "warning") in found
+    assert ("state_dir", "warning") in found
+    assert ("log_dir", "warning") not in found
+    assert ("log_dir", "error") in found
