@@ -551,7 +551,8 @@ class AgentResult(_Value, frozen=True):
     """Only where asked for."""
     note: str = ""
     attempt: int = 1
-    """Raised where the daemon was restarted before the agent had finished: what it had sent before is void."""
+    """Raised where its output begins anew, because the daemon was restarted before it had finished, or because it gave
+    way to another agent: what it had sent before is void."""
     resumed: list[ResumeEntry] = []
     """Workers that it has outlived; its tokens were kept."""
     seed: int | None = None
