@@ -186,8 +186,9 @@ async def struck(
 
         following = asyncio.create_task(follow())
         daemon.note_family()  # now: a struck agent must not have finished by the time that this takes
-        while len((before := await client.result(number)).agents[1].output_ids) < 8:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(HANG_S):
+            while len((before := await client.result(number)).agents[1].output_ids) < 8:
+                await asyncio.sleep(0.02)
         begun = time.monotonic()
         strike(before)
         if again:
