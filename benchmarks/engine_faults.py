@@ -187,7 +187,7 @@ async def struck(
         following = asyncio.create_task(follow())
         daemon.note_family()  # now: a struck agent must not have finished by the time that this takes
         async with asyncio.timeout(HANG_S):
-            while len((before := await client.result(number)).agents[1].output_ids) < 8:
+            while len((before := await client.result(number)).agents[1].output_ids) < 8:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         begun = time.monotonic()
         strike(before)
