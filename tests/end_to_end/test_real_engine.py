@@ -132,7 +132,7 @@ async def test_control_tokens_in_user_text_stay_text(daemon: DaemonProcess) -> N
 async def test_a_chain_too_long_is_refused_with_the_numbers(daemon: DaemonProcess) -> None:
     document = {"name": "long", "agents": [{"name": "a", "prompt": "word " * 5000, "max_tokens": 4}]}
     async with daemon.client() as client:
-        with pytest.raises(ChainError, match=r"agents\[0\]\.max_tokens.*5\d\d\d of prompt.*takes 4096"):
+        with pytest.raises(ChainError, match=r"agents\[0\]\.prompt.*5\d\d\d of prompt.*takes 4096"):
             await client.submit(parse_chain(json.dumps(document).encode()))
         status = await client.status()
         assert status.slots_free == status.slots_total
