@@ -104,8 +104,8 @@ class ChainRuns:
         self._hops: dict[str, tuple[ChainRecord, int, str]] = {}
         """Hops that may still report: chain, agent, group."""
         self._depth = 0
-        self._turn: ChainRecord | None = None
-        """Whose turn it is among those that are held."""
+        self._turn: tuple[ChainRecord, int] | None = None
+        """Whose turn it is among those that are held: a chain's agent."""
 
     # ---------------------------------------------------------------------------------------------------- for chains
 
@@ -218,11 +218,12 @@ class ChainRuns:
     def worker_lost(self, worker: Worker, why: str) -> None:
         """A worker that served is gone, and its process reaped: nobody writes its hops' logs any more."""
         worker.hops.clear()
+        blamed = worker.order is None or not worker.order.expected
         self._depth += 1  # hops are given to other groups once all that are lost are known
         try:
             for hop, (_, _, group) in list(self._hops.items()):
                 if group == worker.name and hop in self._hops:  # its chain may have ended in this very loop
-                    self._lose(hop, why, blamed=True)
+                    self._lose(hop, why, blamed=blamed)
         finally:
             self._depth -= 1
         self.room.lost(worker.name)
@@ -292,7 +293,7 @@ class ChainRuns:
         _log.warning("hop_lost", chain=record.id, hop=hop, worker=group, phase=phase.value, tokens=count, reason=why)
         if log is LogState.ABORTED and phase is not Phase.YIELDING:
             self.apply(record, Ended(index, "failed", _blame(record, index, why)))
-        elif alone and log is not LogState.CLOSED:
+        elif alone and blamed and log is not LogState.CLOSED:
             # Its own prompt seems to be what engines die of: it must not take one after the other along.
             error = f"engines died under it {agent.losses} times, at last when it ran alone: {why}"
             self.apply(record, Ended(index, "failed", _blame(record, index, error)))
@@ -339,7 +340,7 @@ class ChainRuns:
         if (gone := self.room.gone(record, index)) is not None:
             return [Held(index), FailAsked(gone)]
         agent, room = record.agents[index], self.room
-        in_turn = self._turn is record or not room.waited_for or bool(agent.output_ids)
+        in_turn = self._turn == (record, index) or not room.waited_for or bool(agent.output_ids)
         hop = f"{record.id}/{index}/{agent.hops}"
         worker = room.take(record, index, hop) if in_turn else None
         if worker is None:
@@ -381,9 +382,13 @@ class ChainRuns:
         if self._turn is not None:
             return
         try:
-            for record, index in self.room.turns():
-                self._turn = record
-                self.apply(record, Retry(index))
+            passed = True
+            while passed:  # what a pass ends may let others begin, and those be held in turn
+                passed = False
+                for record, index in self.room.turns():
+                    passed = True
+                    self._turn = record, index
+                    self.apply(record, Retry(index))
         finally:
             self._turn = None
 

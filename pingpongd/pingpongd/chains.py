@@ -124,14 +124,15 @@ class Chains:
         Raises:
             PingpongError: it cannot run, or not now, or cannot be kept.
         """
+        patience = asyncio.get_running_loop().time() + _PATIENCE_S
         if not request.key:
-            return await self._accept(request)
+            return await self._accept(request, patience)
         lock = self._keys.setdefault(request.key, asyncio.Lock())
         try:
             async with lock:
                 known = self._store.find_key(request.key)
                 if known is None:
-                    return await self._accept(request)
+                    return await self._accept(request, patience)
         except KeyTaken as taken:  # by one that came between two that waited
             known = taken.chain_id
         finally:
@@ -140,13 +141,13 @@ class Chains:
         await self._store.added(known)
         return known
 
-    async def _accept(self, request: Submit) -> str:
+    async def _accept(self, request: Submit, patience: float) -> str:
         submitted_ns, submitted_at = time.monotonic_ns(), time.time()
         self._require_service()
         check_chain(request.chain)
         inputs = resolve_inputs(request.chain, request.inputs)
         check_queue(len(self._queue), self._room)
-        prepared = await self._prepare(request.chain, inputs)
+        prepared = await self._prepare(request.chain, inputs, patience)
         self._require_service()  # tokenizing took a moment: once more
         check_queue(len(self._queue), self._room)
         limits = self.runs.room.limits()
@@ -175,21 +176,23 @@ class Chains:
         self._enqueue(record)
         return chain_id
 
-    async def _prepare(self, chain: Chain, inputs: dict[str, str]) -> list[PreparedAgent]:
-        """Tokenize a chain, as soon as a worker is there that can."""
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                while True:
-                    try:
-                        return await self._fleet.prepare(chain, inputs)
-                    except Overloaded:
-                        self._require_service()
-                        if self._fleet.ready:
-                            raise
-                    self._served.clear()
-                    await self._served.wait()
-        except TimeoutError:
-            raise Overloaded("no engine serves now.", hint="Watch `pingpong-client status` until one does.") from None
+    async def _prepare(self, chain: Chain, inputs: dict[str, str], patience: float) -> list[PreparedAgent]:
+        """Tokenize a chain, as soon as a worker is there that can; until the loop's time is `patience`."""
+        while True:
+            try:
+                return await self._fleet.prepare(chain, inputs)
+            except Overloaded:
+                self._require_service()
+                if self._fleet.ready:
+                    raise
+                self._served.clear()
+                try:
+                    async with asyncio.timeout_at(patience):
+                        await self._served.wait()
+                except TimeoutError:
+                    raise Overloaded(
+                        "no engine serves now.", hint="Watch `pingpong-client status` until one does."
+                    ) from None
 
     def is_live(self, chain: str) -> bool:
         """Whether it has not ended."""

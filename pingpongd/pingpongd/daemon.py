@@ -51,6 +51,8 @@ class Daemon:
         self._started = time.monotonic()
         self._ready = False
         self._draining = False
+        self._asked_to_end = False
+        """By a client."""
         self._hurry = False
         """Whether a second signal has come."""
         self._fleet: Fleet | None = None
@@ -147,6 +149,7 @@ class Daemon:
         config = self._config
         self._notifier.status("fetching the model")
         model = await fetch_model(config.model, runtime, sweeper) if config.engine == "vllm" else config.model
+        config = self._config  # it may have been read again meanwhile
         self._fleet = Fleet(config, model, runtime, slab, context, chains.runs, sweeper)
         await self._fleet.start()
         chains.serve(self._fleet)  # only now: a chain that came earlier would find half of the groups
@@ -191,7 +194,8 @@ class Daemon:
             EngineError: no fresh worker has come to serve.
         """
         if group is None:
-            if not self._draining:  # a second one is no second signal, which would make short work of all
+            if not self._asked_to_end:  # a second one is no second signal, which would make short work of all
+                self._asked_to_end = True
                 self._stops.put_nowait(deadline_s)
             return
         if self._draining or self._fleet is None or not self._ready:

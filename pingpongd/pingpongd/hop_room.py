@@ -70,8 +70,8 @@ class HopRoom:
         assert self.fleet is not None  # noqa: S101 - no chain runs before
         name = record.options.group
         standing = [view.name for view in self.standing() if name in (None, view.name)]
-        if name is not None and not standing:
-            return f'the group "{name}" is gone.'
+        if not standing:  # where none is left at all the daemon ends, and its next start may have some
+            return f'the group "{name}" is gone.' if name is not None else None
         tokens = _full_length(record, index)
         limits = [self.fleet.workers[group].limits for group in standing]
         if any(limit is None or GroupLedger(limit).ever_fits(tokens) for limit in limits):

@@ -86,8 +86,6 @@ class WorkerProcess:
             process_group=0,
         )
         self.pid = self._popen.pid
-        if guard is not None and self.segment_prefix is not None:
-            guard.watch(self.pid, self.segment_prefix)
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         """The last lines that it printed."""
         self.on_line: Callable[[str], None] | None = None
@@ -99,6 +97,8 @@ class WorkerProcess:
             self._popen.kill()
             self._popen.wait()
             raise
+        if guard is not None and self.segment_prefix is not None:
+            guard.watch(self.pid, self.segment_prefix)
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
         assert self._popen.stdin is not None  # noqa: S101 - asked for above
         try:

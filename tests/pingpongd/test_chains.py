@@ -46,6 +46,7 @@ from pingpongd.chains import Chains
 from pingpongd.config import parse_config
 from pingpongd.placement import GroupView, PrefixMemory
 from pingpongd.stored import AgentOutcome, EndedChain, Job, LiveChain
+from pingpongd.worker_handle import EndOrder
 
 LIMITS = EngineLimits(
     engine="fake",
@@ -80,7 +81,7 @@ class FakeWorker:
         self.bell = f"ipc://{name}"
         self.state = "ready"
         self.limits = LIMITS
-        self.starts = 1
+        self.order: EndOrder | None = None
         self.hops: set[str] = set()
         self.memory = PrefixMemory(10_000)
         self.reachable = True
@@ -287,6 +288,22 @@ class Service:
         self.run(self.chains.start_waiting)
         return number
 
+    def submit_later(self, chain: Chain, **options: Any) -> Awaitable[str]:
+        """A submission that waits for a worker; to be awaited in the loop."""
+        request = Submit(request=1, version=PROTOCOL_VERSION, chain=chain, options=SubmitOptions(**options))
+
+        async def begin() -> asyncio.Task[str]:
+            task = asyncio.create_task(self.chains.submit(request))
+            await asyncio.sleep(0)
+            return task
+
+        task: asyncio.Task[str] = self.runner.run(begin())
+
+        async def finish() -> str:
+            return await task
+
+        return finish()
+
     def record(self, number: str) -> ChainRecord:
         return next(record for record in self.chains.live() if record.id == number)
 
@@ -352,9 +369,11 @@ class Service:
 class AnyOrder(RuleBasedStateMachine):
     """Two workers, each with reports of its own in order, between them in any order."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(ends=st.sampled_from([3, 1000]))
+    def begin(self, ends: int) -> None:
+        """With few ends, agents under which engines die come to run alone, and fail in the end."""
         self.service = Service()
+        self.service.give_up_after(ends)
 
     @precondition(lambda self: self.service.fleet.ready)
     @rule(data=st.data(), mode=st.sampled_from(["auto", "serial", "ping-pong"]), ids=st.booleans())
@@ -572,6 +591,54 @@ def test_who_shared_an_engine_with_what_it_died_of_outlives_that(service: Servic
     states = {number: service.result(number).state for number in numbers}
     assert states == {number: "failed" if number == guilty else "finished" for number in numbers}
     assert "when it ran alone" in service.result(guilty).error
+
+
+def test_who_runs_alone_is_not_blamed_for_a_worker_that_was_stopped(service: Service) -> None:
+    service.give_up_after(3)
+    number = service.submit(chain_reading([set()]), "auto", group="a")
+    worker = service.fleet.workers["a"]
+    service.lose(worker)
+    service.bring_back(worker)
+    worker.order = EndOrder("ask", "it is drained", expected=True)
+    service.lose(worker)
+    worker.order = None
+    service.bring_back(worker)
+    service.settle()
+    assert service.result(number).state == "finished"
+
+
+def test_chains_are_kept_when_the_last_group_is_given_up(service: Service) -> None:
+    number = service.submit(chain_reading(PAIR), "serial")
+    for worker in service.fleet.workers.values():
+        service.lose(worker)
+    for worker in service.fleet.workers.values():
+        worker.state = "failed"
+        service.run(service.chains.runs.group_failed, worker, "it died five times")
+    service.kill()  # the daemon ends, and is started anew
+    service.settle()
+    assert service.result(number).state == "finished"
+
+
+def test_who_is_held_within_a_turn_gets_its_own(service: Service) -> None:
+    """A chain that no engine can hold any more ends in its turn, and lets one start that waits for logs."""
+    too_long = service.submit(chain_reading([set()]), "auto", group="a")
+    worker = service.fleet.workers["a"]
+    others = [service.submit(chain_reading(TRIO), "auto", group="b") for _ in range(2)]
+    service.lose(service.fleet.workers["b"])
+    service.lose(worker)
+    waiting = service.submit_later(chain_reading([set()]), group="a")
+    record = service.record(too_long)
+    record.job = msgspec.structs.replace(
+        record.job, prepared=[PreparedAgent(segments=[Literals(ids=list(range(500)))])]
+    )
+    worker.limits = msgspec.structs.replace(LIMITS, kv_tokens=256)
+    service.bring_back(worker)
+    number = service.run(lambda: waiting)
+    service.run(service.chains.start_waiting)
+    service.settle()
+    assert service.result(too_long).state == "failed"
+    assert service.result(number).state == "finished"
+    assert all(service.record(other).state_name == "running" for other in others)
 
 
 def test_a_whole_answer_whose_worker_died_fails_nothing(service: Service) -> None:
