@@ -24,6 +24,9 @@ def why_not() -> str | None:
     """Why no systemd can be booted here; None where it can."""
     if os.geteuid() != 0:
         return "needs root, to make namespaces and mounts"
+    project = Path(__file__).resolve().parents[1]
+    if any(project.is_relative_to(folder) for folder in ("/tmp", "/var/tmp", "/run", "/dev", "/home")):
+        return f"cannot run what is in {project}: these folders are private there"
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing or not Path("/lib/systemd/systemd").exists():
         return f"needs {missing[0] if missing else 'systemd'}"

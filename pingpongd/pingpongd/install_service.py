@@ -40,6 +40,8 @@ from pingpongd.install_service_unit import MARK, Service, render_unit
 
 _HOMES = ("/home", "/root", "/run/user")
 """What ProtectHome=yes hides."""
+_TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - named to be refused
+"""What PrivateTmp=yes hides."""
 
 
 def install(options: argparse.Namespace) -> None:
@@ -212,6 +214,11 @@ def _require_ours(unit: Path) -> None:
 def _require_reachable(paths: Sequence[str]) -> None:
     """Raise ConfigError where the service's user cannot get at this installation: systemd would only say 203/EXEC."""
     for path in {Path(path).resolve() for path in paths} | {Path(path).absolute() for path in paths}:
+        if any(path.is_relative_to(folder) for folder in _TEMPORARY):
+            raise ConfigError(
+                f"{path} is in a temporary folder, and a service has such folders of its own.",
+                hint="Install pingpongd where it can stay, such as /opt.",
+            )
         for folder in path.parents:
             if not folder.stat().st_mode & stat.S_IXOTH:
                 raise ConfigError(

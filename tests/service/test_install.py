@@ -136,7 +136,13 @@ def test_a_unit_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         install_service._require_ours(unit)
 
 
-def test_an_environment_in_a_closed_folder_is_refused(tmp_path: Path) -> None:
+def test_an_environment_in_a_temporary_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="temporary folder"):
+        install_service._require_reachable(["/tmp/clone/.venv/bin/python"])
+
+
+def test_an_environment_in_a_closed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install_service, "_TEMPORARY", ())  # which is where tests have their folders
     closed = tmp_path / "closed"
     (closed / "bin").mkdir(parents=True)
     closed.chmod(0o700)
