@@ -46,7 +46,8 @@ def test_demo_shows_both_runs_and_writes_its_figures(config: Path, folder: Path)
     assert figures["identical"] is True
     assert figures["agents"] == 2
     assert figures["saved_percent"] == pytest.approx(
-        100 * (1 - figures["ping_pong_ms"] / figures["serial_ms"]), abs=0.1
+        100 * (1 - figures["ping_pong_ms"] / figures["serial_ms"]),
+        abs=0.3,  # all three are rounded
     )
     assert "every prompt and answer identical" in done.stdout
     assert (folder / "demo.png").stat().st_size > 8_000

@@ -230,9 +230,9 @@ async def test_garbage_is_refused_and_others_are_served(start_daemon: StartDaemo
 async def test_a_chain_outlives_its_worker(start_daemon: StartDaemon) -> None:
     daemon = await start_daemon(simulated_config(step_ms=10.0))
     async with daemon.client() as client:
-        whole = await client.run(ids_chain(output=100), options=SERIAL)
+        whole = await client.run(ids_chain(3, output=60), options=SERIAL)
         status = await client.status()
-        number = await client.submit(ids_chain(output=100), options=SubmitOptions(group="a"))
+        number = await client.submit(ids_chain(3, output=60), options=SubmitOptions(group="a"))
         while len((await client.result(number)).agents[0].output_ids) < 5:
             await asyncio.sleep(0.01)
         kill(daemon, status.workers[0].pid)

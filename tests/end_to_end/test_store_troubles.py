@@ -133,7 +133,7 @@ async def test_a_clock_that_was_set_back_loses_nothing(start_daemon: StartDaemon
     daemon = await start_on(start_daemon, state)
     async with daemon.client() as client:
         finished = await client.run(chain(), options=SERIAL)
-        live = await client.submit(chain(400), options=SubmitOptions(mode="serial", deadline_s=3600))
+        live = await client.submit(chain(120), options=SubmitOptions(mode="serial", deadline_s=3600))
         await until(lambda: len(daemon.log_events("chain_started")) == 2, "the second chain's start")
     daemon.signal(signal.SIGKILL)
     await daemon.ended()
