@@ -41,13 +41,11 @@ class HopRoom:
 
     def standing(self) -> list[GroupView]:
         """The groups that take hops now or may do so again."""
-        workers = self.fleet.workers.values() if self.fleet is not None else ()
-        return [GroupView(worker.name, len(worker.hops)) for worker in workers if worker.state != "failed"]
+        return [GroupView(worker.name, len(worker.hops)) for worker in self._standing()]
 
     def limits(self) -> list[EngineLimits]:
         """Of the standing groups' engines, those that serve or did so last."""
-        workers = self.fleet.workers.values() if self.fleet is not None else ()
-        return [worker.limits for worker in workers if worker.state != "failed" and worker.limits is not None]
+        return [worker.limits for worker in self._standing() if worker.limits is not None]
 
     def serves(self, worker: Worker) -> None:
         """A worker serves, with a fresh engine."""
@@ -67,13 +65,12 @@ class HopRoom:
     def gone(self, record: ChainRecord, index: int) -> str | None:
         """Why no group will ever run the agent: the one that its chain names is gone, or the engines that are left are
         too small; None where one may."""
-        assert self.fleet is not None  # noqa: S101 - no chain runs before
         name = record.options.group
-        standing = [view.name for view in self.standing() if name in (None, view.name)]
+        standing = [worker for worker in self._standing() if name in (None, worker.name)]
         if not standing:  # where none is left at all the daemon ends, and its next start may have some
             return f'the group "{name}" is gone.' if name is not None else None
         tokens = _full_length(record, index)
-        limits = [self.fleet.workers[group].limits for group in standing]
+        limits = [worker.limits for worker in standing]
         if any(limit is None or GroupLedger(limit).ever_fits(tokens) for limit in limits):
             return None
         most = max((limit.kv_tokens for limit in limits if limit is not None), default=0)
@@ -134,6 +131,10 @@ class HopRoom:
                 continue
             del self._held[key]
             yield record, index
+
+    def _standing(self) -> list[Worker]:
+        workers = self.fleet.workers.values() if self.fleet is not None else ()
+        return [worker for worker in workers if worker.state != "failed"]
 
     def _suspect(self, record: ChainRecord, index: int) -> bool:
         return record.agents[index].losses >= self.suspect_after
