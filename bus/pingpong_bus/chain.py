@@ -37,6 +37,7 @@ __all__ = [
     "MAX_CHAIN_BYTES",
     "Agent",
     "Chain",
+    "Exactness",
     "IdsPart",
     "Message",
     "Name",
@@ -65,6 +66,9 @@ NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}(?!\n)$"
 """Without the look-ahead, Python's ``$`` would let a line break at the end pass."""
 
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN, description="Letters, digits, _ and -; at most 64.")]
+Exactness = Literal["fast", "grid", "invariant"]
+"""What is promised of a chain's output: nothing; the same bits in every placement, by cutting prompts on a grid; the
+same bits whatever it is batched with, by the engine's batch-invariant kernels."""
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
@@ -108,6 +112,11 @@ class Chain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Default values; null where a value has to be given with the submission."""
     start: Literal["first_token", "immediate"] = "first_token"
     """When read-ahead may begin: at the upstream's first token, which keeps its prefill free of company, or at once."""
+    exactness: Exactness | None = None
+    """None: the daemon's default."""
+    itl_target_ms: Annotated[float, msgspec.Meta(gt=0, description="Of agents that no other reads.")] | None = None
+    """How long a step may take in which an agent that no other reads decodes; inner ones may wait longer, by the
+    daemon's `[decode_first]`. None: as a multiple of the decode step, from there."""
 
 
 def parse_chain(data: bytes, *, source: str = "chain") -> Chain:

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pingpong_bus.chain import Agent, Chain, RenderedMessage, TokenId
+from pingpong_bus.chain import Agent, Chain, Exactness, RenderedMessage, TokenId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised by every change that an older peer could misread."""
 
-Placement = Literal["serial", "ping-pong"]
-Mode = Literal["auto", "serial", "ping-pong"]
+Placement = Literal["serial", "ping-pong", "overlap"]
+Mode = Literal["auto", "serial", "ping-pong", "overlap"]
 SessionKind = Literal["prefix-cache", "streaming-input"]
 ChainState = Literal["queued", "running", "finished", "failed", "cancelled"]
 FinishReason = Literal["stop", "length"]
@@ -137,6 +137,14 @@ class Resume(_Value, frozen=True):
     """Characters of the output's text that the supervisor has; text is sent from there on."""
 
 
+class DecodePace(_Value, frozen=True):
+    """How long a step may take in which an answer decodes beside appends of others; the tighter of both counts."""
+
+    itl_ratio: Annotated[float, msgspec.Meta(ge=1)] = 1.3
+    """As a multiple of the step without appends."""
+    itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
 class HopSpec(_Value, frozen=True):
     """One run of an agent, or of what is left of it, on a worker."""
 
@@ -154,6 +162,10 @@ class HopSpec(_Value, frozen=True):
     resume: Resume | None = None
     match: JoinedPrompt | None = None
     """What `prompt_token_match` is judged by; None for prompts given as ids."""
+    pace: DecodePace = DecodePace()
+    grid: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Prompts are cut at multiples of this many tokens from token 0; None: wherever the engine likes. With `resume`,
+    decode steps are then replayed one by one, and checked against the committed tokens."""
 
 
 class EngineLimits(_Value, frozen=True):
@@ -175,6 +187,37 @@ class EngineLimits(_Value, frozen=True):
     """Kinds of session it offers; the first is the default."""
     dtype: str = ""
     has_tokenizer: bool = True
+    device: str = ""
+    """What kind of device it runs on, such as "NVIDIA H200": engines on different kinds round differently."""
+    grid_tokens: int = 0
+    """The cell, in tokens, that the engine is best cut at (exactness "grid"); 0 where it cannot be held to a grid."""
+    grid_refusal: str = ""
+    """Why it cannot."""
+    batch_invariant: bool = False
+    """Whether its kernels round alike whatever they are batched with (exactness "invariant")."""
+    decode_first: bool = False
+    """Whether appends are held to a budget beside decodes (placement "overlap")."""
+
+
+class SchedulerState(_Value, frozen=True):
+    """What the decode-first scheduler of an engine did in its latest step with decodes, and since its start."""
+
+    steps: int
+    """Steps with at least one decode."""
+    step_ms: float
+    """The latest one took."""
+    decode_ms: float
+    """What it is priced at without appends."""
+    target_ms: float
+    """The tightest of the targets of what decoded."""
+    budget_tokens: int
+    """Append tokens that the step was granted."""
+    reason: str
+    """Why so many: see `decode_first.py`."""
+    append_tokens: int
+    """Append tokens computed beside decodes."""
+    withheld_steps: int
+    """Steps in which appends waited and were granted nothing."""
 
 
 # ----------------------------------------------------------------------------------------------- supervisor to worker
@@ -208,11 +251,21 @@ class ResetPrefixCache(_Tagged, frozen=True):
     request: int
 
 
+class ScoreNext(_Tagged, frozen=True):
+    """How likely `tokens` are to follow `ids`; answered by `NextScored` or `RequestFailed`."""
+
+    request: int
+    ids: list[TokenId]
+    tokens: list[TokenId]
+    grid: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """As in `HopSpec`."""
+
+
 class Stop(_Tagged, frozen=True):
     """Leave what runs to others ("lost"), shut the engine down and exit 0."""
 
 
-SupervisorMessage = Welcome | Prepare | StartHop | AbortHop | ResetPrefixCache | Stop
+SupervisorMessage = Welcome | Prepare | StartHop | AbortHop | ResetPrefixCache | ScoreNext | Stop
 
 
 # ----------------------------------------------------------------------------------------------- worker to supervisor
@@ -347,6 +400,13 @@ class PrefixCacheReset(_Tagged, frozen=True):
     request: int
 
 
+class NextScored(_Tagged, frozen=True):
+    request: int
+    logprobs: list[float | None]
+    """Natural logarithm of each asked token's probability, in order; None where it is too unlikely for the engine to
+    say."""
+
+
 class Heartbeat(_Tagged, frozen=True):
     """Sent every second (`WorkerConfig.heartbeat_s`) by a worker that serves."""
 
@@ -362,6 +422,8 @@ class Heartbeat(_Tagged, frozen=True):
     predicted_step_ms: float = 0.0
     """How long the next step should take at most, by what this engine has taken so far: a prefill that is under way
     counts with all its tokens. 0 where nothing waits."""
+    scheduler: SchedulerState | None = None
+    """None before the first step with a decode, and where the engine's scheduler is not ours."""
 
 
 WorkerMessage = (
@@ -379,6 +441,7 @@ WorkerMessage = (
     | HopEnded
     | HopChecked
     | PrefixCacheReset
+    | NextScored
     | Heartbeat
 )
 
@@ -401,6 +464,8 @@ class SubmitOptions(_Value, frozen=True):
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] | None = None
     """The chain is wanted within this time of its submission: among equals the earlier deadline starts first, and one
     that has not finished by then fails."""
+    exactness: Exactness | None = None
+    """None: what the chain says, else the daemon's default."""
 
 
 class Submit(_Tagged, frozen=True):
@@ -480,6 +545,17 @@ class Drain(_Tagged, frozen=True):
     then is kept: hops go on elsewhere, chains at the daemon's next start."""
 
 
+class Score(_Tagged, frozen=True):
+    """How likely `tokens` are to follow `ids`, by the daemon's model; answered by `Scored`."""
+
+    request: int
+    version: int
+    ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+    tokens: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=8)]
+    grid: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Cut the prompt as a chain of exactness "grid" was cut; see `ChainResult.grid`."""
+
+
 class Seen(_Tagged, frozen=True):
     """How much a client has read; not answered.
 
@@ -491,7 +567,9 @@ class Seen(_Tagged, frozen=True):
     version: int = PROTOCOL_VERSION
 
 
-ClientRequest = Submit | Attach | ListChains | GetStatus | GetResult | Cancel | Forget | ResetCaches | Drain | Seen
+ClientRequest = (
+    Submit | Attach | ListChains | GetStatus | GetResult | Cancel | Forget | ResetCaches | Drain | Score | Seen
+)
 
 
 # --------------------------------------------------------------------------------------------------- daemon to client
@@ -574,6 +652,10 @@ class ChainResult(_Value, frozen=True):
     """Why this placement was chosen; of a queued chain, what it waits for."""
     resumed: bool = False
     """An agent has outlived its worker, or the chain a restart of the daemon; the agents say how."""
+    exactness: Exactness = "fast"
+    """What it was run at."""
+    grid: int | None = None
+    """The cell in tokens, at exactness "grid"."""
 
 
 class ChainSummary(_Value, frozen=True):
@@ -607,6 +689,7 @@ class WorkerStatus(_Value, frozen=True):
     """Times that it was replaced since the daemon's start."""
     failure: str = ""
     """Why the last one ended, where it was not asked to."""
+    scheduler: SchedulerState | None = None
 
 
 class StoreStatus(_Value, frozen=True):
@@ -669,6 +752,12 @@ class StatusReply(_Tagged, frozen=True):
     """Frames that made no sense or came from strangers, by socket, since the start."""
 
 
+class Scored(_Tagged, frozen=True):
+    request: int
+    logprobs: list[float | None]
+    """As in `NextScored`."""
+
+
 class ResultReply(_Tagged, frozen=True):
     request: int
     result: ChainResult
@@ -716,4 +805,4 @@ class ChainEvent(_Tagged, frozen=True):
     data: dict[str, Any] = {}
 
 
-DaemonMessage = Accepted | ErrorReply | Snapshot | ChainList | StatusReply | ResultReply | Done | ChainEvent
+DaemonMessage = Accepted | ErrorReply | Snapshot | ChainList | StatusReply | ResultReply | Scored | Done | ChainEvent

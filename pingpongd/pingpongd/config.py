@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from pingpong_bus.chain import Exactness
 from pingpong_bus.errors import ConfigError
 from pingpong_bus.messages import ChunkSettings, SessionKind
 from pingpong_worker.config import SimulatedSettings
@@ -59,6 +60,17 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     within_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
 
 
+class DecodeFirstConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much appends may slow a running decode in the same engine: a step, as a multiple of one without appends."""
+
+    enabled: bool = True
+    """False: vLLM's own scheduler; placement "overlap" and exactness "grid" are refused then."""
+    final: Annotated[float, msgspec.Meta(ge=1)] = 1.3
+    """While an agent decodes that no other reads: its tokens are what a user sees coming."""
+    inner: Annotated[float, msgspec.Meta(ge=1)] = 2.0
+    """While only agents decode that others read: what counts is when the chain ends."""
+
+
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long ended chains are kept. A live chain is never dropped."""
 
@@ -80,6 +92,12 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A Hugging Face name, a folder, or the embedded small model."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     session: SessionKind = "prefix-cache"
+    exactness: Exactness = "fast"
+    """Of chains that ask for none."""
+    grid_tokens: _Positive | None = None
+    """The cell of exactness "grid", in tokens; None: what was measured to be best on the groups' devices."""
+    batch_invariant: bool = False
+    """Start every engine with vLLM's batch-invariant kernels, which exactness "invariant" takes; they are slow."""
     slots: _Positive = 256
     """Token logs in the slab: the agents of all running chains together."""
     slot_tokens: _Positive | None = None
@@ -111,6 +129,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     watch: WatchConfig = WatchConfig()
     restart: RestartConfig = RestartConfig()
     store: StoreConfig = StoreConfig()
+    decode_first: DecodeFirstConfig = DecodeFirstConfig()
 
     @property
     def log_capacity(self) -> int:

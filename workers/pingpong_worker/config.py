@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -40,6 +40,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str = ""
     dtype: str = "auto"
     session: SessionKind = "prefix-cache"
+    decode_first: bool = True
+    """Whether vLLM gets our scheduler, which holds appends to a budget beside decodes."""
+    grid_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """The cell of exactness "grid"; None: what was measured to be best on this kind of device."""
+    batch_invariant: bool = False
+    """Start vLLM with its batch-invariant kernels."""
     engine_args: dict[str, Any] = {}
     """Raw vLLM arguments, over whatever we would set."""
     environment: dict[str, str] = {}

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
+from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SessionKind
 
 
 class OutputTokens(msgspec.Struct, frozen=True):
@@ -82,7 +82,14 @@ class Engine(Protocol):
         ...
 
     def open(
-        self, session_id: str, *, cache_salt: str | None, sampling: Sampling, kind: SessionKind | None = None
+        self,
+        session_id: str,
+        *,
+        cache_salt: str | None,
+        sampling: Sampling,
+        kind: SessionKind | None = None,
+        pace: DecodePace | None = None,
+        grid: int | None = None,
     ) -> Session:
         """A new session; nothing is computed yet.
 
@@ -92,11 +99,23 @@ class Engine(Protocol):
             sampling: what `finalize` will be given, so that the engine can choose the kind of session.
             kind: the kind wished for; None is the engine's default. Where the engine cannot grant it (sampling that
                 it does not support, no memory to pin), it opens a prefix-cache session instead.
+            pace: how much appends of others may slow its decoding; None is the default of `DecodePace`.
+            grid: cut its prompt at multiples of this many tokens; such sessions share prefix-cache entries with no
+                others. None: wherever the engine likes.
         """
         ...
 
     async def reset_prefix_cache(self) -> None:
         """Forget every cached block that no session holds."""
+        ...
+
+    async def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> list[float | None]:
+        """Log probability (natural) of each of `tokens` to follow `ids`; None where the engine does not say.
+
+        Raises:
+            EngineLost: the engine is gone.
+            EngineError: it refused this.
+        """
         ...
 
     async def check(self) -> None:
