@@ -1,0 +1,181 @@
+"""How many tokens of appends a step may carry beside decodes.
+
+An append is prefilled ahead for an answer that is not asked for yet; a decode is somebody's next token. So a step with
+decodes takes the most append tokens with which its price stays within the target of what decodes: the ratio to the same
+step without appends, or the time, whichever is tighter. Sizes are those that the engine has graphs for, since a step of
+any other size costs as much as the next larger one.
+
+Rules, the first that holds:
+
+1. Nothing is waiting to be appended: nothing is granted ("no appends").
+2. Appends have been granted nothing for `PATIENCE` steps in a row: they get what the target allows, and where that is
+   nothing, `LEAST_TOKENS` ("starved"). So of any PATIENCE + 1 steps with appends waiting one computes some, whatever
+   else is wanted, and a step costs at most its target, or what LEAST_TOKENS cost.
+3. A prompt is wanted for its answer now: nothing beside it ("finalize").
+4. Nothing decodes: all that fits the engine's budget ("full speed").
+5. The step without appends has no price yet: nothing ("unpriced"). After `MEASURE` steps with appends beside decodes
+   one goes without them, to see what that price is now ("measuring").
+6. The largest size within the target, if any ("target"; "all" where that is everything; "exploring" where prices end
+   before the target does, and the step goes a little beyond the largest known size).
+7. But not where each of these tokens delays the decodes by clearly more than a prefill at full speed would take for it:
+   then it is cheaper to leave them for the prompt's end ("dear"). Nor where no size is within the target ("target").
+
+Pure but for two counts; knows neither the engine nor a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from pingpong_worker.step_prices import StepPrices, attention_work
+
+PATIENCE: Final = 32
+"""Steps in which waiting appends may be granted nothing."""
+LEAST_TOKENS: Final = 16
+"""What they are granted then."""
+MEASURE: Final = 32
+"""Steps with appends beside decodes, between two without."""
+_FURTHER = 1.25
+"""How far beyond the largest known size a step may go, in rows; to the next graph in any case."""
+_FIRST_TOKENS = 16
+"""The same, where no mixed step was seen yet."""
+_DEAR = 1.5
+"""What is clearly more than a prefill's own price."""
+
+Reason = Literal[
+    "no appends", "starved", "finalize", "full speed", "unpriced", "measuring", "all", "target", "exploring", "dear"
+]
+
+
+class StepView(msgspec.Struct, frozen=True):
+    """What the next step could hold."""
+
+    decodes: int
+    """Rows of requests that decode."""
+    decode_work: float
+    """The sum of `attention_work` over them, which is near that of their contexts."""
+    target_ratio: float
+    """How long the step may take, as a multiple of the one without appends: the least of those that decode."""
+    target_ms: float | None
+    """The same as a time: the least that is given."""
+    append_tokens: int
+    """Prompt tokens of all appends that are not computed."""
+    append_context: int
+    """Tokens already computed of the first append."""
+    finalizes_wait: bool
+    """Whether a prompt that is no append waits to be computed, or is being computed."""
+    starved_steps: int
+    """Steps in a row, up to now, in which appends waited and were granted nothing."""
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """How many append tokens a step may carry, and why so many."""
+
+    tokens: int
+    reason: Reason
+
+
+class DecodeFirst:
+    """The policy of one engine.
+
+    Args:
+        prices: what its steps cost; whoever measures them teaches it.
+        sizes: rows that the engine has graphs for; empty: none.
+        max_tokens: the most tokens that a step can have.
+    """
+
+    def __init__(self, prices: StepPrices, sizes: Sequence[int], max_tokens: int) -> None:
+        self._prices = prices
+        self._sizes = sorted(set(sizes))
+        self._max_tokens = max_tokens
+        self._unmeasured = 0
+
+    def decode_seconds(self, view: StepView) -> float:
+        """The price of the step without appends; infinite where it is unknown."""
+        return self._prices.price(view.decodes, view.decode_work, mixed=False)
+
+    def target_seconds(self, view: StepView) -> float:
+        """How long the step may take; infinite where the price of its decodes is unknown and no time is given."""
+        target = view.target_ratio * self.decode_seconds(view)
+        return target if view.target_ms is None else min(target, view.target_ms / 1e3)
+
+    def grant(self, view: StepView) -> Grant:
+        """What the step may carry; at most its `append_tokens`, and at most `max_tokens` with its decodes."""
+        grant = self._grant(view)
+        if view.decodes and view.append_tokens > 0:
+            self._unmeasured = self._unmeasured + 1 if grant.tokens else 0
+        return grant
+
+    def _grant(self, view: StepView) -> Grant:
+        wanted = min(view.append_tokens, self._max_tokens - view.decodes)
+        if wanted <= 0:
+            return Grant(0, "no appends")
+        if view.starved_steps >= PATIENCE:
+            allowed = self._within_target(view, wanted)[0] if view.decodes else 0
+            return Grant(allowed or min(LEAST_TOKENS, wanted), "starved")
+        if view.finalizes_wait:
+            return Grant(0, "finalize")
+        if view.decodes == 0:
+            return Grant(wanted, "full speed")
+        if math.isinf(self.decode_seconds(view)):
+            return Grant(0, "unpriced")
+        if self._unmeasured >= MEASURE:
+            return Grant(0, "measuring")
+        tokens, reason = self._within_target(view, wanted)
+        if tokens and self._is_dear(view, tokens):
+            return Grant(0, "dear")
+        return Grant(tokens, reason)
+
+    def _within_target(self, view: StepView, wanted: int) -> tuple[int, Reason]:
+        """The most tokens whose step is within the target and not too far from known ones."""
+        target = self.target_seconds(view)
+        if math.isinf(target):
+            return 0, "unpriced"
+        choices = self._choices(view.decodes, wanted)
+        low, high = 0, len(choices)  # choices[:low] are within the target, choices[high:] are not
+        while low < high:
+            middle = (low + high) // 2
+            if self._mixed_seconds(view, choices[middle]) <= target:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0:
+            return 0, "target"
+        tokens = choices[low - 1]
+        most = self._reach(view.decodes)
+        if tokens > most:
+            return max((choice for choice in choices[:low] if choice <= most), default=choices[0]), "exploring"
+        return tokens, "all" if tokens == view.append_tokens else "target"
+
+    def _choices(self, decodes: int, wanted: int) -> Sequence[int]:
+        """Numbers of append tokens that make good use of a step, rising; the last one need not fill its graph."""
+        if not self._sizes or decodes >= self._sizes[-1]:
+            return range(1, wanted + 1)
+        wanted = min(wanted, self._sizes[-1] - decodes)
+        return [*(size - decodes for size in self._sizes if decodes < size < decodes + wanted), wanted]
+
+    def _reach(self, decodes: int) -> int:
+        """The most append tokens that may be tried, by what was tried."""
+        known = self._prices.reach
+        if known == 0:
+            return _FIRST_TOKENS
+        further = max(known + 1, int(known * _FURTHER))
+        further = max(further, next((size for size in self._sizes if size > known), 0))
+        return max(further - decodes, 1)
+
+    def _mixed_seconds(self, view: StepView, tokens: int) -> float:
+        work = view.decode_work + attention_work(view.append_context, tokens)
+        return self._prices.price(view.decodes + tokens, work, mixed=True)
+
+    def _is_dear(self, view: StepView, tokens: int) -> bool:
+        """Whether a token costs clearly more than in a prefill at full speed, by the largest known one."""
+        full = min(self._prices.reach, self._max_tokens)
+        if full < 2 * (view.decodes + tokens):
+            return False  # no prefill is known that says what full speed is
+        own = self._prices.price(full, attention_work(view.append_context, full), mixed=True) / full
+        delay = self._mixed_seconds(view, tokens) - self.decode_seconds(view)
+        return delay > _DEAR * own * tokens
