@@ -14,6 +14,7 @@ CPU_WORKER = "pingpong_worker.vllm_cpu_worker.SeededCPUWorker"
 CPU_BLOCK_SIZE = 32
 """Tokens a block: the CPU kernels want a multiple of 32, and small blocks lose least at the end of an append."""
 CPU_KV_GIB = 1
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 MAX_NUM_SEQS = 32
 """Paused sessions count against it, so it has to exceed sessions and decodes together."""
 
@@ -21,8 +22,17 @@ MAX_NUM_SEQS = 32
 def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict[str, str | None]:
     """Variables to set before vLLM is imported, None to unset.
 
-    What stands in `present` is left alone, but for devices and what would win over an argument.
+    What stands in `present` is left alone, but for devices, what would win over an argument, and batch invariance.
+
+    Raises:
+        ConfigError: the devices cannot have what is configured.
     """
+    if config.batch_invariant and on_cpu(config.devices):
+        raise ConfigError(
+            "vLLM has batch-invariant kernels for GPUs only.",
+            field="batch_invariant",
+            hint='Leave it out on CPUs: exactness "grid" holds there.',
+        )
     defaults: dict[str, str | None] = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
@@ -32,6 +42,8 @@ def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict
     # Spawn, not fork: a forked child inherits the worker's event loop, sockets and slab descriptors.
     forced: dict[str, str | None] = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     forced |= gpu_environment(config.devices, cuda_uuids)
+    # Also "0": what a worker says of its engine has to be true, and the variable might be inherited.
+    forced[BATCH_INVARIANT] = "1" if config.batch_invariant else "0"
     if on_cpu(config.devices):
         forced["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(device.removeprefix("cpu:") for device in config.devices)
         # Weights on huge pages: SmolLM2-135M in float32 prefills 17 % faster on them and decodes 5 % faster, and two
@@ -73,9 +85,16 @@ def engine_arguments(config: WorkerConfig, model: str, version: Version) -> dict
         ours |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True, "worker_cls": CPU_WORKER}
     else:
         ours["tensor_parallel_size"] = len(config.devices)
-    if (scheduler := scheduler_class(version, asynchronous=not cpu)) is not None:
+    asynchronous = not cpu and given.get("async_scheduling") is not False
+    scheduler = scheduler_class(version, asynchronous=asynchronous, decode_first=config.decode_first)
+    if scheduler is not None:
         ours["scheduler_cls"] = scheduler
     return ours | given
+
+
+def is_decode_first(config: WorkerConfig) -> bool:
+    """Whether the engine has our scheduler: it is not switched off, and no raw argument names another."""
+    return config.decode_first and "scheduler_cls" not in config.engine_args
 
 
 def check_argument_names(given: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -1,6 +1,8 @@
 """Every difference between the versions of vLLM that we support, in one place.
 
 - Before 0.32 a later chunk's `max_tokens` is ignored and a stale block hash survives: `vllm_scheduler.py` mends both.
+- Requests wait in `waiting` and `skipped_waiting`, later in `waiting` and `kv_holding_waiting`: `vllm_step.py`.
+- Looking a prompt up in the prefix cache gives two values, later three: `vllm_grid.py`.
 - Where `vllm.inputs.tokens_input` is missing, prompts are `TokensPrompt`; where it is there, raw ones are deprecated.
 - `vllm.exceptions` holds the base of what is raised, where it exists; older versions raise ValueError.
 
@@ -67,11 +69,18 @@ def check_supported(version: Version, text: str) -> None:
         )
 
 
-def scheduler_class(version: Version, *, asynchronous: bool) -> str | None:
-    """Dotted name of the scheduler that this version needs, None where vLLM's own is sound."""
-    if version >= SESSIONS_SOUND:
+def scheduler_class(version: Version, *, asynchronous: bool, decode_first: bool) -> str | None:
+    """Dotted name of the scheduler that an engine gets, None where it is vLLM's own.
+
+    Args:
+        version: of vLLM.
+        asynchronous: whether it plans a step before the last one's result is in: on GPUs.
+        decode_first: whether appends are held to a budget, and prompts to a grid.
+    """
+    if not decode_first and version >= SESSIONS_SOUND:
         return None
-    return f"pingpong_worker.vllm_scheduler.{'AsyncSessionScheduler' if asynchronous else 'SessionScheduler'}"
+    name = "DecodeFirstScheduler" if decode_first else "SessionScheduler"
+    return f"pingpong_worker.vllm_scheduler.{'Async' if asynchronous else ''}{name}"
 
 
 def prompt_maker() -> Callable[[Sequence[int], str | None], Any]:

@@ -1,0 +1,108 @@
+"""Measures the steps of a vLLM scheduler, teaches their prices, and shows them on the board.
+
+How long a step took is known when its result is in: from the moment it was scheduled, or from the result of the step
+before it where that came later, since an engine that plans ahead schedules a step while another one runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pingpong_bus.messages import SchedulerState
+from pingpong_worker.decode_first import DecodeFirst, Grant, StepView
+from pingpong_worker.step_board import BoardWriter
+from pingpong_worker.step_prices import StepPrices
+
+_log = logging.getLogger("pingpong_worker")
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step that was scheduled and has not ended."""
+
+    output: Any
+    """vLLM's `SchedulerOutput`; it comes back with the result."""
+    begun: float
+    """Seconds, by a monotonic clock."""
+    rows: int
+    """Its tokens."""
+    work: float
+    """The sum of `attention_work` over its requests."""
+    mixed: bool
+    """Whether it computes prompt tokens."""
+    append_tokens: int
+    """Those of appends among them."""
+    view: StepView
+    grant: Grant
+
+
+class StepLedger:
+    """Steps that are under way, and the prices of those that have ended.
+
+    Args:
+        sizes: rows that the engine has graphs for; empty: none.
+        max_tokens: the most tokens that a step can have.
+        board: where to show it; its prices are the first ones. None: nowhere.
+    """
+
+    def __init__(self, sizes: Sequence[int], max_tokens: int, board: BoardWriter | None) -> None:
+        self._board = board
+        self._prices = _first_prices(board, sizes)
+        self.policy = DecodeFirst(self._prices, sizes, max_tokens)
+        self._planned: deque[PlannedStep] = deque()
+        self._ended = -math.inf
+        self._steps = self._append_tokens = self._withheld = 0
+
+    def plan(self, step: PlannedStep) -> None:
+        """A step was scheduled."""
+        self._planned.append(step)
+
+    def end(self, output: Any, now: float) -> None:
+        """The result of the step with this `SchedulerOutput` is in; one that was not planned is empty."""
+        if self._planned and self._planned[0].output is output:
+            step = self._planned.popleft()
+            seconds = now - max(self._ended, step.begun)
+            self._show(step, seconds)
+            self._prices.learn(step.rows, step.work, seconds, mixed=step.mixed)
+        self._ended = now
+
+    def _show(self, step: PlannedStep, seconds: float) -> None:
+        if step.view.decodes == 0:
+            return
+        self._steps += 1
+        self._append_tokens += step.append_tokens
+        self._withheld += step.append_tokens == 0 and step.view.append_tokens > 0
+        if self._board is None:
+            return
+        state = SchedulerState(
+            steps=self._steps,
+            step_ms=seconds * 1e3,
+            decode_ms=_milliseconds(self.policy.decode_seconds(step.view)),
+            target_ms=_milliseconds(self.policy.target_seconds(step.view)),
+            budget_tokens=step.grant.tokens,
+            reason=step.grant.reason,
+            append_tokens=self._append_tokens,
+            withheld_steps=self._withheld,
+        )
+        self._board.post(state, self._prices)
+
+
+def _milliseconds(seconds: float) -> float:
+    """0 where it is not known yet."""
+    return seconds * 1e3 if math.isfinite(seconds) else 0.0
+
+
+def _first_prices(board: BoardWriter | None, sizes: Sequence[int]) -> StepPrices:
+    known = board.prices() if board is not None else None
+    if known is None:
+        return StepPrices(sizes)
+    try:
+        return StepPrices.from_dict(known, sizes)
+    except (TypeError, ValueError) as error:
+        _log.warning("the step prices on file make no sense, and are learnt anew: %s", error)
+        return StepPrices(sizes)

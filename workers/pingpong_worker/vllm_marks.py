@@ -1,0 +1,39 @@
+"""How our requests are told apart inside vLLM: `SamplingParams.extra_args["pingpong"]`, which our schedulers read.
+
+    {"append": True}        computes part of a prompt ahead of its answer; samples one token, which nobody reads
+    {"grid": 256}           its prompt is cut at multiples of so many tokens
+    {"itl_ratio": 1.3}      while it decodes, a step takes at most so many times what one without appends takes
+    {"itl_target_ms": 20}   while it decodes, a step takes at most so long
+
+Requests without a mark, of whoever shares the engine, are scheduled as vLLM would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+KEY = "pingpong"
+APPEND = "append"
+GRID = "grid"
+ITL_RATIO = "itl_ratio"
+ITL_TARGET_MS = "itl_target_ms"
+
+_NONE: dict[str, Any] = {}
+
+
+def mark_of(params: Any) -> dict[str, Any]:
+    """The mark in `SamplingParams`; empty where there is none, or no `SamplingParams` (pooling)."""
+    extra = getattr(params, "extra_args", None)
+    mark = extra.get(KEY) if extra else None
+    return mark if isinstance(mark, dict) else _NONE
+
+
+def is_append(request: Any) -> bool:
+    """Whether a vLLM `Request` computes ahead, and nobody waits for it.
+
+    A streaming-input session whose last chunk is already queued behind the append is waited for.
+    """
+    if not mark_of(request.sampling_params).get(APPEND):
+        return False
+    queued = request.streaming_queue or ()
+    return all(chunk is None or mark_of(chunk.sampling_params).get(APPEND) for chunk in queued)
