@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SessionKind
+from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SchedulerState, SessionKind
 
 
 class OutputTokens(msgspec.Struct, frozen=True):
@@ -120,6 +120,13 @@ class Engine(Protocol):
 
     async def check(self) -> None:
         """Raise EngineLost if the engine is gone. Asks nothing of it: one that hangs does not hold this up."""
+        ...
+
+    def scheduler_state(self) -> SchedulerState | None:
+        """What its scheduler showed last; None before its first step with a decode, and where it is not ours.
+
+        Asks nothing of the engine, as `check`.
+        """
         ...
 
     async def shutdown(self) -> None:

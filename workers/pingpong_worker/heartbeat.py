@@ -78,6 +78,7 @@ class Pulse:
                 steps=self._meter.steps,
                 waiting=self._meter.waiting,
                 predicted_step_ms=self._meter.predicted_step_ms,
+                scheduler=self._engine.scheduler_state(),
             )
         )
 

@@ -11,8 +11,8 @@ There are two notes, the state and the prices. Each has a sequence number, a len
             16            the note
 
 The writer makes the number odd, writes, and makes it even; a reader copies the note between two looks at the number,
-and copies again where they differ or are odd. x86-64 keeps the order of stores. There is one writer of a note at a time:
-of the prices it is the worker until the engine starts, who puts those on file there, and then the scheduler.
+and copies again where they differ or are odd. x86-64 keeps the order of stores. There is one writer of a note at a
+time: of the prices it is the worker until the engine starts, who puts those on file there, and then the scheduler.
 """
 
 from __future__ import annotations
