@@ -66,7 +66,9 @@ class StubSession:
 class StubEngine:
     """Sessions whose id says what becomes of them."""
 
-    limits: EngineLimits
+    limits = EngineLimits(
+        engine="stub", model="", max_model_len=64, vocabulary_size=64, block_size=1, kv_tokens=64, max_num_seqs=1
+    )
 
     def open(self, session_id: str, **_: object) -> StubSession:
         return StubSession(session_id)

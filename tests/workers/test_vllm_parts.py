@@ -30,7 +30,7 @@ from pingpong_worker.vllm_guards import (
     session_kind,
     stop_ids,
 )
-from pingpong_worker.vllm_handle import VllmHandle
+from pingpong_worker.vllm_handle import Handling, VllmHandle
 from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession
 from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment
 from pingpong_worker.vllm_versions import check_supported, parse_version, prompt_maker, scheduler_class
@@ -142,7 +142,7 @@ def handle(llm: FakeLlm) -> VllmHandle:
 async def test_prompts_are_copies_and_appends_carry_their_mark() -> None:
     llm = FakeLlm([output([9], "length"), output([9], "length"), output([5], "length")])
     closed: list[bool] = []
-    session = PrefixCacheSession(handle(llm), "s", "salt", lambda: closed.append(True))
+    session = PrefixCacheSession(handle(llm), "s", Handling(cache_salt="salt"), lambda: closed.append(True))
     mine = [1, 2, 3]
     await session.append(mine)
     await session.append([4])
@@ -153,7 +153,7 @@ async def test_prompts_are_copies_and_appends_carry_their_mark() -> None:
     assert mine == [1, 2, 3]
     assert [prompt["ids"] for prompt, _, _ in llm.requests] == [[1, 2, 3, -1], [1, 2, 3, 4, -1], [1, 2, 3, 4, 5, -1]]
     marks = [params.get("extra_args") for _, params, _ in llm.requests]
-    assert marks == [{"pingpong": {"append": True}}] * 2 + [None]
+    assert marks == [{"pingpong": {"append": True}}] * 2 + [{"pingpong": {"itl_ratio": 1.3}}]
     assert "seed" not in llm.requests[0][1], "an append must not draw"
     assert len({name for _, _, name in llm.requests}) == 3
 
@@ -162,7 +162,7 @@ async def test_merged_outputs_of_chunks_are_told_apart_by_counting() -> None:
     """The sample of a cancelled append arrives in one output with the first tokens of the answer."""
     llm = FakeLlm([output([41, 42, 7, 8], None, cached=4), output([9, 2], "stop", 2)])
     closed: list[bool] = []
-    session = StreamingInputSession(handle(llm), "s", None, lambda: closed.append(True))
+    session = StreamingInputSession(handle(llm), "s", Handling(), lambda: closed.append(True))
     for ids in ([1, 2], [3]):  # appends whose waiting is cut off at once
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(session.append(ids), 0.001)
@@ -181,8 +181,8 @@ async def test_refusals_become_engine_errors() -> None:
 
     llm = Refusing([])
     with pytest.raises(EngineError, match="refused or failed the request: no"):
-        await PrefixCacheSession(handle(llm), "s", None, lambda: None).append([1])
-    streaming = StreamingInputSession(handle(llm), "s", None, lambda: None)
+        await PrefixCacheSession(handle(llm), "s", Handling(), lambda: None).append([1])
+    streaming = StreamingInputSession(handle(llm), "s", Handling(), lambda: None)
     with pytest.raises(EngineError, match="refused or failed the request: no"):
         await streaming.append([1])
     await streaming.abort()
@@ -194,7 +194,7 @@ async def test_a_request_that_the_engine_aborts_is_lost(
 ) -> None:
     """An engine that is told to end aborts its requests before it is dead."""
     engine = handle(FakeLlm([output([7]), output([], "abort")]) if kind is StreamingInputSession else Shutting([]))
-    session = kind(engine, "s", None, lambda: None)
+    session = kind(engine, "s", Handling(), lambda: None)
     engine.check()
     with pytest.raises(EngineLost, match="told to shut down"):
         async for _ in session.finalize([1], Sampling(max_tokens=5)):
@@ -212,7 +212,7 @@ class Shutting(FakeLlm):
 
 async def test_a_request_that_we_abort_is_none_of_the_engines_faults() -> None:
     engine = handle(Shutting([]))
-    session = PrefixCacheSession(engine, "s", None, lambda: None)
+    session = PrefixCacheSession(engine, "s", Handling(), lambda: None)
     outputs = session.finalize([1], Sampling(max_tokens=5))
     await anext(outputs)
     await session.abort()
@@ -235,8 +235,8 @@ async def test_whatever_a_dead_engine_raises_is_its_death() -> None:
 
     engine = handle(Dead([]))
     for session in (
-        PrefixCacheSession(engine, "s", None, lambda: None),
-        StreamingInputSession(engine, "s", None, list),
+        PrefixCacheSession(engine, "s", Handling(), lambda: None),
+        StreamingInputSession(engine, "s", Handling(), list),
     ):
         with pytest.raises(EngineLost, match="has died"):
             await session.append([1])
@@ -255,7 +255,7 @@ async def test_whoever_waits_for_a_session_learns_of_its_end_however_it_came(bug
             return
             yield
 
-    session = StreamingInputSession(handle(Ending([])), "s", None, lambda: None)
+    session = StreamingInputSession(handle(Ending([])), "s", Handling(), lambda: None)
     async with asyncio.timeout(20):
         with pytest.raises(EngineError, match=words):
             await session.append([1])
@@ -348,7 +348,7 @@ def test_settings_for_cores() -> None:
     arguments = engine_arguments(config(["cpu:2", "cpu:3"]), "m", (0, 32, 0))
     assert (arguments["block_size"], arguments["enforce_eager"]) == (32, True)
     assert "tensor_parallel_size" not in arguments, "one engine's threads span the cores"
-    assert "scheduler_cls" not in arguments
+    assert arguments["scheduler_cls"].endswith(".DecodeFirstScheduler")
 
 
 def test_settings_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +360,7 @@ def test_settings_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = engine_arguments(config(devices, max_num_seqs=3), "m", (0, 24, 0))
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["max_num_seqs"] == 3, "raw arguments win"
-    assert arguments["scheduler_cls"].endswith("AsyncSessionScheduler")
+    assert arguments["scheduler_cls"].endswith(".AsyncDecodeFirstScheduler")
 
 
 def test_raw_arguments_that_contradict_the_configuration_are_refused() -> None:
@@ -412,9 +412,9 @@ def test_prompts_are_made_the_way_the_version_wants(monkeypatch: pytest.MonkeyPa
     assert "cache_salt" not in make(mine, None), "no salt is not an empty one"
 
 
-def test_only_old_versions_get_another_scheduler() -> None:
-    assert scheduler_class((0, 32, 0), asynchronous=False) is None
-    old = scheduler_class((0, 24, 0), asynchronous=False)
+def test_without_decode_first_only_old_versions_get_another_scheduler() -> None:
+    assert scheduler_class((0, 32, 0), asynchronous=False, decode_first=False) is None
+    old = scheduler_class((0, 24, 0), asynchronous=False, decode_first=False)
     assert old == "pingpong_worker.vllm_scheduler.SessionScheduler"
 
 

@@ -33,7 +33,7 @@ from pingpong_worker.chunk_policy import Append, AppendPace, Finalize, PromptPro
 from pingpong_worker.engine import OutputTokens, Session
 from pingpong_worker.growing_prompt import GrowingPrompt
 from pingpong_worker.metered_session import MeteredSession
-from pingpong_worker.resuming import committed_ids, sampling_after
+from pingpong_worker.resuming import Replay, committed_ids, replays, sampling_after
 from pingpong_worker.surroundings import Surroundings
 
 LET_GO_S = 1.0
@@ -186,7 +186,14 @@ class Feed:
     async def _ask(self, answer: Answer, committed: Sequence[int]) -> None:
         """Give the prompt to the engine as it grows, and write its answer."""
         spec, engine = self.spec, self._around.engine
-        opened = engine.open(spec.hop, cache_salt=spec.cache_salt, sampling=spec.sampling, kind=spec.session)
+        opened = engine.open(
+            spec.hop,
+            cache_salt=spec.cache_salt,
+            sampling=spec.sampling,
+            kind=spec.session,
+            pace=spec.pace,
+            grid=spec.grid,
+        )
         session = MeteredSession(opened, self._around.meter)
         self._kind = session.kind
         try:
@@ -223,8 +230,10 @@ class Feed:
         """Append as the policy says, until the prompt is complete."""
         prompt = self._prompt
         append_tokens = self.spec.chunks.append_tokens
-        # A prefix cache holds whole blocks: what an append computes behind the last one is computed again.
-        align = self._around.engine.limits.block_size if session.kind == "prefix-cache" else 1
+        # A prefix cache holds whole blocks, or whole cells on a grid: what an append computes behind the last one is
+        # computed again.
+        block = self._around.engine.limits.block_size if session.kind == "prefix-cache" else 1
+        align = self.spec.grid or block
         reading = asyncio.create_task(prompt.read())
         reading.add_done_callback(lambda _: prompt.changed.set())
         appending: asyncio.Task[None] | None = None
@@ -272,15 +281,22 @@ class Feed:
             self._report(HopAppended(hop=self.spec.hop, append=record))
 
     async def _decode(self, session: Session, answer: Answer, committed: Sequence[int]) -> None:
-        """Hand over the rest of the prompt, and what is committed behind it, and write what comes back."""
+        """Hand over the rest of the prompt, and what is committed behind it, and write what comes back.
+
+        What is replayed stands in the log and was published: it is only compared.
+        """
         rest = self._rest()
         finalized = self._finalized(rest)
-        sampling = sampling_after(self.spec.sampling, len(committed))
+        replaying = replays(self.spec, self._around.engine.limits)
+        replay = Replay(committed if replaying else ())
+        behind = () if replaying else committed
+        sampling = sampling_after(self.spec.sampling, len(behind))
         first = True
-        async with aclosing(session.finalize([*rest, *committed], sampling)) as outputs:
+        async with aclosing(session.finalize([*rest, *behind], sampling)) as outputs:
             self._report(finalized)
             async for tokens in outputs:
-                answer.take(tokens)
+                if (new := replay.take(tokens)) is not None:
+                    answer.take(new)
                 if first:
                     first = False
                     at = answer.committed_ns or time.monotonic_ns()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost
-from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
+from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SchedulerState, SessionKind
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.simulated_messages import (
     LENGTH_BYTES,
@@ -27,14 +27,17 @@ from pingpong_worker.simulated_messages import (
     Reply,
     ResetCache,
     Sampled,
+    Scheduled,
     Started,
     frame,
 )
-from pingpong_worker.simulated_scheduler import EOS
+from pingpong_worker.simulated_scheduler import EOS, next_logprob
 from pingpong_worker.simulated_sessions import Inbox, PrefixSession, SimulatedSession, StreamingSession
 
 _DECODER = msgspec.msgpack.Decoder(list[Reply])
 _SHUTDOWN_S = 2.0
+_GRID_TOKENS = 256
+"""The cell that it offers, where a step can hold one; the whole blocks that a step can hold where it cannot."""
 
 
 class _Child:
@@ -83,6 +86,7 @@ class SimulatedEngine:
     """Speaks the `Engine` protocol; the model's child process dies with this one."""
 
     def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
         self._settings = config.simulated
         self._default_kind: SessionKind = config.session
         self._child: _Child | None = None
@@ -91,11 +95,13 @@ class SimulatedEngine:
         self._started = asyncio.Event()
         self._resets: list[asyncio.Future[None]] = []
         self._error: EngineLost | None = None
+        self._state: SchedulerState | None = None
 
     @property
     def limits(self) -> EngineLimits:
         """The settings, as an engine would report them."""
-        settings = self._settings
+        settings, config = self._settings, self._config
+        refusal = grid_refusal(config)
         return EngineLimits(
             engine="simulated 1",
             model="simulated",
@@ -106,6 +112,11 @@ class SimulatedEngine:
             max_num_seqs=settings.max_num_seqs,
             sessions=("prefix-cache", "streaming-input"),
             dtype="none",
+            device="simulated",
+            grid_tokens=0 if refusal else grid_tokens(config),
+            grid_refusal=refusal,
+            batch_invariant=config.batch_invariant,
+            decode_first=config.decode_first,
         )
 
     @property
@@ -123,7 +134,7 @@ class SimulatedEngine:
         check_settings(self._settings)
         self._child = child = await _Child.start()
         self._reader = asyncio.create_task(self._read(child))
-        self._send(Configure(self._settings))
+        self._send(Configure(self._settings, self._config.decode_first))
         await self._started.wait()
         await self.check()
 
@@ -134,11 +145,13 @@ class SimulatedEngine:
         cache_salt: str | None,
         sampling: Sampling,  # noqa: ARG002  of no matter here
         kind: SessionKind | None = None,
+        pace: DecodePace | None = None,
+        grid: int | None = None,
     ) -> SimulatedSession:
-        """A new session of the kind wished for; both take any sampling."""
-        if (kind or self._default_kind) == "streaming-input":
-            return StreamingSession(self, session_id, cache_salt)
-        return PrefixSession(self, session_id, cache_salt)
+        """A new session of the kind wished for; both take any sampling, and only one is held to a grid."""
+        if (kind or self._default_kind) == "streaming-input" and grid is None:
+            return StreamingSession(self, session_id, cache_salt, pace)
+        return PrefixSession(self, session_id, cache_salt, pace, grid)
 
     async def reset_prefix_cache(self) -> None:
         """Forget every cached block."""
@@ -147,6 +160,16 @@ class SimulatedEngine:
         self._resets.append(done)
         self._send(ResetCache())
         await done
+
+    async def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> list[float | None]:
+        """See `Engine.score`. Probabilities are made up: those of a rule are 1 and 0."""
+        await self.check()
+        self.check_prompt(ids, 1, grid)
+        return [next_logprob(ids, token) for token in tokens]
+
+    def scheduler_state(self) -> SchedulerState | None:
+        """See `Engine.scheduler_state`."""
+        return self._state
 
     async def check(self) -> None:
         """See `Engine.check`."""
@@ -175,7 +198,7 @@ class SimulatedEngine:
         if self._inboxes.pop(request, None) is not None and not self._error:
             self._send(Abort(request))
 
-    def check_length(self, ids: Sequence[int], max_tokens: int) -> None:
+    def check_prompt(self, ids: Sequence[int], max_tokens: int, grid: int | None = None) -> None:
         """Refuse what can never run.
 
         Raises:
@@ -187,6 +210,8 @@ class SimulatedEngine:
             raise EngineError(f"{len(ids)} prompt tokens and {max_tokens} to write pass the engine's {limit}.")
         if ids and max(ids) >= settings.vocabulary_size:
             raise EngineError(f"token {max(ids)} is not below the vocabulary's size, {settings.vocabulary_size}.")
+        if grid is not None and (refusal := grid_refusal(self._config, grid)):
+            raise EngineError(f"a grid of {grid} tokens cannot be held: {refusal}.")
 
     def _send(self, command: Command) -> None:
         if self._child is None:
@@ -206,6 +231,8 @@ class SimulatedEngine:
         match reply:
             case Started():
                 self._started.set()
+            case Scheduled(state):
+                self._state = state
             case CacheReset():
                 self._resets.pop(0).set_result(None)
             case Computed(request):
@@ -227,6 +254,26 @@ class SimulatedEngine:
             if not done.done():
                 done.set_exception(error)
         self._resets.clear()
+
+
+def grid_tokens(config: WorkerConfig) -> int:
+    """The cell that an engine of these settings offers, in tokens."""
+    settings = config.simulated
+    largest = min(_GRID_TOKENS, settings.max_num_batched_tokens)
+    return config.grid_tokens or largest - largest % settings.block_size
+
+
+def grid_refusal(config: WorkerConfig, grid: int | None = None) -> str:
+    """Why prompts cannot be cut at a grid, by default the one that it offers; empty where they can."""
+    settings = config.simulated
+    grid = grid_tokens(config) if grid is None else grid
+    if not config.decode_first:
+        return "the engine's scheduler is not ours"
+    if grid == 0 or grid % settings.block_size:
+        return f"a cell is made of whole blocks of {settings.block_size} tokens"
+    if grid > settings.max_num_batched_tokens:
+        return f"a step holds {settings.max_num_batched_tokens} tokens"
+    return ""
 
 
 def check_settings(settings: SimulatedSettings) -> None:

@@ -11,20 +11,27 @@ import functools
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost, PingpongError
-from pingpong_bus.messages import EngineLimits, Sampling, SessionKind
+from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SchedulerState, SessionKind
 from pingpong_worker.config import WorkerConfig
+from pingpong_worker.device_kind import device_kind
 from pingpong_worker.engine import Session
 from pingpong_worker.model_store import resolve_model
+from pingpong_worker.price_file import EngineKind, load_prices, save_prices
+from pingpong_worker.step_board import STEP_BOARD, StepBoard
 from pingpong_worker.vllm_guards import Reservations, session_kind
-from pingpong_worker.vllm_handle import VllmHandle
+from pingpong_worker.vllm_handle import Handling, VllmHandle
+from pingpong_worker.vllm_limits import engine_limits
 from pingpong_worker.vllm_plugin import FAILURE_FILE, WORKER_PID
+from pingpong_worker.vllm_scheduler_checks import check_scheduler
+from pingpong_worker.vllm_scoring import score_next
 from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession
-from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment
-from pingpong_worker.vllm_versions import installed_version, prompt_maker, refusals
+from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment, is_decode_first
+from pingpong_worker.vllm_versions import Version, installed_version, prompt_maker, refusals
 
 _WARM_UP_TOKENS = 256
 _RESET_LIMIT_S = 2.0
@@ -69,6 +76,8 @@ class VllmEngine:
         self._handle: VllmHandle | None = None
         self._reservations: Reservations | None = None
         self._tokenizer: TokenizerSource | None = None
+        self._board: StepBoard | None = None
+        self._kind: EngineKind | None = None
 
     @property
     def limits(self) -> EngineLimits:
@@ -94,12 +103,13 @@ class VllmEngine:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        self._llm = _load(self._config, engine_arguments(self._config, model, version))
+        self._kind = _engine_kind(self._config, model, version)
+        self._llm, self._board = _load(self._config, engine_arguments(self._config, model, version), self._kind)
         vllm_config = self._llm.vllm_config
         source = tokenizer_source(vllm_config.model_config)
         end_ids, has_tokenizer = _end_ids(vllm_config.model_config, source)
         self._tokenizer = source if has_tokenizer else None
-        limits = _limits(vllm_config, model, version, self._config.session, has_tokenizer=has_tokenizer)
+        limits = engine_limits(vllm_config, self._config, model, version, has_tokenizer=has_tokenizer)
         self._handle = _handle(self._llm, limits, end_ids)
         self._reservations = Reservations(
             kv_tokens=limits.kv_tokens,
@@ -110,17 +120,25 @@ class VllmEngine:
         await self._warm_up()
 
     def open(
-        self, session_id: str, *, cache_salt: str | None, sampling: Sampling, kind: SessionKind | None = None
+        self,
+        session_id: str,
+        *,
+        cache_salt: str | None,
+        sampling: Sampling,
+        kind: SessionKind | None = None,
+        pace: DecodePace | None = None,
+        grid: int | None = None,
     ) -> Session:
-        """See `Engine.open`. Streaming input needs greedy sampling and room to reserve the longest request."""
+        """See `Engine.open`. Streaming input needs greedy sampling and room to reserve the longest request, no grid."""
         handle, reservations = self._running(), self._reservations
         assert reservations is not None  # noqa: S101  made together with the handle
-        kind = session_kind(kind or self._config.session, sampling)
+        kind = session_kind(kind or self._config.session, sampling, grid)
         close = functools.partial(reservations.give_back, session_id)
+        handling = Handling(cache_salt=cache_salt, pace=pace or DecodePace(), grid=grid)
         if kind == "streaming-input" and reservations.take(session_id):
-            return StreamingInputSession(handle, session_id, cache_salt, close)
+            return StreamingInputSession(handle, session_id, handling, close)
         reservations.add_beside(session_id)
-        return PrefixCacheSession(handle, session_id, cache_salt, close)
+        return PrefixCacheSession(handle, session_id, handling, close)
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`.
@@ -135,15 +153,25 @@ class VllmEngine:
                 raise EngineError("the prefix cache is in use.", hint="Reset it when no chain runs.")
             await asyncio.sleep(0.05)
 
+    async def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> list[float | None]:
+        """See `Engine.score`. Nothing is found in the prefix cache for it."""
+        return await score_next(self._running(), ids, tokens, grid)
+
     async def check(self) -> None:
         """See `Engine.check`."""
         self._running().check()
+
+    def scheduler_state(self) -> SchedulerState | None:
+        """See `Engine.scheduler_state`."""
+        return self._board.state() if self._board else None
 
     async def shutdown(self) -> None:
         """See `Engine.shutdown`."""
         llm, self._llm, self._handle = self._llm, None, None
         if llm is None:
             return
+        if self._board and self._kind and (prices := self._board.prices()):
+            save_prices(self._kind, prices)
         llm.shutdown()
         if llm.output_handler is not None:
             await asyncio.wait([llm.output_handler])
@@ -169,8 +197,19 @@ class VllmEngine:
         await self.reset_prefix_cache()
 
 
-def _load(config: WorkerConfig, arguments: dict[str, Any]) -> Any:
-    """Start vLLM's processes and load the model.
+def _engine_kind(config: WorkerConfig, model: str, version: Version) -> EngineKind:
+    count = len(config.devices)
+    device = device_kind(config.devices)
+    return EngineKind(
+        device=device if count == 1 else f"{count} x {device}",
+        model=model,
+        dtype=config.dtype,
+        engine=f"vllm {'.'.join(map(str, version))}",
+    )
+
+
+def _load(config: WorkerConfig, arguments: dict[str, Any], kind: EngineKind) -> tuple[Any, StepBoard]:
+    """Start vLLM's processes and load the model; gives the engine and the board of its scheduler.
 
     Raises:
         ConfigError: an argument, the model or the memory for it is at fault.
@@ -184,16 +223,21 @@ def _load(config: WorkerConfig, arguments: dict[str, Any]) -> Any:
         raise ConfigError(f"vLLM cannot be imported: {_shorten(str(error))}", hint=_IMPORT_HINT) from error
 
     check_argument_names(config.engine_args, [field.name for field in dataclasses.fields(AsyncEngineArgs)])
+    if is_decode_first(config):
+        check_scheduler()
     with tempfile.TemporaryDirectory(prefix="pingpong-start-") as folder:
-        failure = Path(folder) / "failure"
-        os.environ[FAILURE_FILE] = str(failure)
+        failure, board_path = Path(folder) / "failure", Path(folder) / "board"
+        board = StepBoard(board_path)
+        if prices := load_prices(kind):
+            board.offer_prices(prices)
+        os.environ[FAILURE_FILE], os.environ[STEP_BOARD] = str(failure), str(board_path)
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), board
         except _START_FAILURES as error:
             reason = failure.read_text("utf-8") if failure.exists() else ""
             raise _start_error(error, reason, config) from error
         finally:
-            del os.environ[FAILURE_FILE]
+            del os.environ[FAILURE_FILE], os.environ[STEP_BOARD]
 
 
 def _shorten(text: str) -> str:
@@ -246,26 +290,6 @@ def _handle(llm: Any, limits: EngineLimits, end_ids: frozenset[int]) -> VllmHand
         make_params=make_params,
         make_chunk=StreamingInput,
         refusals=refusals(),
-    )
-
-
-def _limits(
-    vllm_config: Any, model: str, version: tuple[int, ...], default: SessionKind, *, has_tokenizer: bool
-) -> EngineLimits:
-    cache = vllm_config.cache_config
-    other: SessionKind = "streaming-input" if default == "prefix-cache" else "prefix-cache"
-    return EngineLimits(
-        engine=f"vllm {'.'.join(map(str, version))}",
-        model=model,
-        max_model_len=vllm_config.model_config.max_model_len,
-        vocabulary_size=vllm_config.model_config.get_vocab_size(),
-        block_size=cache.block_size,
-        # One block is vLLM's null block, which no request is ever given.
-        kv_tokens=max(0, (cache.num_gpu_blocks or 0) - 1) * cache.block_size,
-        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
-        sessions=(default, other),
-        dtype=str(vllm_config.model_config.dtype).removeprefix("torch."),
-        has_tokenizer=has_tokenizer,
     )
 
 

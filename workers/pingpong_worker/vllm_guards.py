@@ -9,7 +9,7 @@ Numbers are issues of vllm-project/vllm.
   is sent.
 - An id outside of the vocabulary kills the engine: without a tokenizer vLLM does not check. `check_vocabulary`.
 - A session keeps the random generator of its first chunk, and options that only a later chunk has are ignored, or
-  fatal. `session_kind`: only greedy decoding goes into a session.
+  fatal. `session_kind`: only greedy decoding goes into a session, and none that is held to a grid.
 - Paused sessions hold KV and are never pre-empted: a decode that needs their blocks spins for ever, and two sessions
   deadlock each other. They count against `max_num_seqs`. One that was pre-empted loses its prompt at the next chunk.
   `Reservations`: a session is granted only where all fit at full length, and beside them every prefix-cache session
@@ -58,9 +58,12 @@ def check_length(prompt_tokens: int, output_tokens: int, max_model_len: int) -> 
         )
 
 
-def session_kind(wanted: SessionKind, sampling: Sampling) -> SessionKind:
-    """The kind of session that can carry `sampling`: streaming input only for greedy decoding."""
-    return wanted if sampling.temperature == 0 else "prefix-cache"
+def session_kind(wanted: SessionKind, sampling: Sampling, grid: int | None = None) -> SessionKind:
+    """The kind of session that can carry `sampling`: streaming input only for greedy decoding, and without a grid.
+
+    A resumable request keeps what it has computed wherever a chunk ended, and that is off the grid.
+    """
+    return wanted if sampling.temperature == 0 and grid is None else "prefix-cache"
 
 
 def stop_ids(sampling: Sampling, end_ids: Iterable[int]) -> list[int]:

@@ -7,16 +7,53 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from pingpong_bus.errors import EngineError, EngineLost
-from pingpong_bus.messages import EngineLimits, Sampling
+from pingpong_bus.messages import DecodePace, EngineLimits, Sampling
 from pingpong_worker.vllm_guards import check_length, check_not_empty, check_vocabulary, stop_ids
 
-APPEND_MARK = {"pingpong": {"append": True}}
-"""`SamplingParams.extra_args` of an append: a mark for schedulers and logs, by which an append can be told from a real
-request for one token. None of ours reads it yet."""
+MARK = "pingpong"
+"""The key in `SamplingParams.extra_args` under which a request of ours says what it is; see `Handling`."""
 
 
 _DIED_HINT = "The worker's log has the reason."
+
+
+class Handling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the scheduler is to handle the requests of one session."""
+
+    cache_salt: str | None = None
+    """Where set, prefix-cache entries are shared only with sessions of the same salt."""
+    pace: DecodePace = DecodePace()
+    """How much appends of others may slow its decoding."""
+    grid: int | None = None
+    """Its prompt is cut at multiples of this many tokens; None: anywhere."""
+
+    @property
+    def salt(self) -> str | None:
+        """The salt of its requests. On a grid it is one of the grid's own, for blocks that were computed in other
+        shapes hold other bits."""
+        if self.grid is None:
+            return self.cache_salt
+        return f"{self.cache_salt}/grid{self.grid}" if self.cache_salt else f"grid{self.grid}"
+
+    def marks(self, *, append: bool = False, decodes: bool = False) -> dict[str, dict[str, bool | int | float]]:
+        """`SamplingParams.extra_args` of one of its requests: all that the scheduler knows of us.
+
+        ``append`` (true): it only computes a prompt's beginning. ``grid`` (tokens): the cell that prompts are cut
+        in. ``itl_ratio`` and ``itl_target_ms``: of what decodes, the `DecodePace`.
+        """
+        marks: dict[str, bool | int | float] = {}
+        if append:
+            marks["append"] = True
+        if self.grid is not None:
+            marks["grid"] = self.grid
+        if decodes:
+            marks["itl_ratio"] = self.pace.itl_ratio
+            if self.pace.itl_target_ms is not None:
+                marks["itl_target_ms"] = self.pace.itl_target_ms
+        return {MARK: marks}
 
 
 @dataclass
@@ -44,11 +81,11 @@ class VllmHandle:
         if self.shutting_down:
             raise EngineLost("the engine was told to shut down.", hint=_DIED_HINT)
 
-    def append_params(self) -> Any:
+    def append_params(self, handling: Handling) -> Any:
         """Greedy, one token, never a stop: the sample only says that the prefill is through."""
-        return self.make_params(max_tokens=1, temperature=0.0, extra_args=APPEND_MARK)
+        return self.make_params(max_tokens=1, temperature=0.0, extra_args=handling.marks(append=True))
 
-    def answer_params(self, sampling: Sampling) -> Any:
+    def answer_params(self, handling: Handling, sampling: Sampling) -> Any:
         """Of the request that decodes. Stop strings are the worker's business: it looks for them outside."""
         return self.make_params(
             max_tokens=sampling.max_tokens,
@@ -56,6 +93,17 @@ class VllmHandle:
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop_token_ids=stop_ids(sampling, self.end_ids),
+            extra_args=handling.marks(decodes=True),
+        )
+
+    def score_params(self, handling: Handling, tokens: Sequence[int]) -> Any:
+        """Of a request for the log probabilities of `tokens`, each at most once, behind its prompt."""
+        return self.make_params(
+            max_tokens=1,
+            temperature=0.0,
+            logprobs=len(tokens),
+            logprob_token_ids=list(tokens),
+            extra_args=handling.marks(),
         )
 
     def check_prompt(self, ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:

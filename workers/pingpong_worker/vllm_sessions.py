@@ -22,7 +22,7 @@ from typing import Any
 from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import Sampling, SessionKind
 from pingpong_worker.engine import OutputTokens
-from pingpong_worker.vllm_handle import VllmHandle
+from pingpong_worker.vllm_handle import Handling, VllmHandle
 
 _log = logging.getLogger("pingpong_worker")
 
@@ -36,12 +36,10 @@ class PrefixCacheSession:
 
     kind: SessionKind = "prefix-cache"
 
-    def __init__(
-        self, handle: VllmHandle, session_id: str, cache_salt: str | None, on_close: Callable[[], None]
-    ) -> None:
+    def __init__(self, handle: VllmHandle, session_id: str, handling: Handling, on_close: Callable[[], None]) -> None:
         self._handle = handle
         self._id = session_id
-        self._salt = cache_salt
+        self._handling = handling
         self._on_close = on_close
         self._prompt: list[int] = []
         self._requests = 0
@@ -52,7 +50,7 @@ class PrefixCacheSession:
         self._handle.check_prompt(ids, len(self._prompt) + len(ids), 1)
         self._prompt.extend(ids)
         computed: int | None = None
-        async with aclosing(self._submit(self._handle.append_params())) as outputs:
+        async with aclosing(self._submit(self._handle.append_params(self._handling))) as outputs:
             async for output in outputs:
                 computed = len(self._prompt) - (output.num_cached_tokens or 0)
         return computed
@@ -62,7 +60,7 @@ class PrefixCacheSession:
         self._handle.check_prompt(ids, len(self._prompt) + len(ids), sampling.max_tokens)
         self._prompt.extend(ids)
         try:
-            async with aclosing(self._submit(self._handle.answer_params(sampling))) as outputs:
+            async with aclosing(self._submit(self._handle.answer_params(self._handling, sampling))) as outputs:
                 async for tokens in answer(outputs):
                     yield tokens
         finally:
@@ -78,7 +76,7 @@ class PrefixCacheSession:
 
     def _submit(self, params: Any) -> AsyncGenerator[Any, None]:
         self._requests += 1
-        prompt = self._handle.make_prompt(self._prompt, self._salt)
+        prompt = self._handle.make_prompt(self._prompt, self._handling.salt)
         return self._handle.generate(prompt, params, self._request_id(), lambda: self._aborted)
 
     def _request_id(self) -> str:
@@ -94,12 +92,10 @@ class StreamingInputSession:
 
     kind: SessionKind = "streaming-input"
 
-    def __init__(
-        self, handle: VllmHandle, session_id: str, cache_salt: str | None, on_close: Callable[[], None]
-    ) -> None:
+    def __init__(self, handle: VllmHandle, session_id: str, handling: Handling, on_close: Callable[[], None]) -> None:
         self._handle = handle
         self._id = session_id
-        self._salt = cache_salt
+        self._handling = handling
         self._on_close = on_close
         self._sent = 0
         self._chunks = 0
@@ -114,7 +110,7 @@ class StreamingInputSession:
         """See `Session.append`."""
         self._handle.check_prompt(ids, self._sent + len(ids), 1)
         first = self._chunks == 0
-        self._feed(ids, self._handle.append_params(), last=False)
+        self._feed(ids, self._handle.append_params(self._handling), last=False)
         while self._samples < self._chunks:
             self._samples += len((await self._receive()).outputs[0].token_ids)
         return len(ids) - (self._cached or 0) if first else len(ids)
@@ -122,7 +118,7 @@ class StreamingInputSession:
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """See `Session.finalize`. `cached_tokens` is what the first chunk found: vLLM does not count again."""
         self._handle.check_prompt(ids, self._sent + len(ids), sampling.max_tokens)
-        self._feed(ids, self._handle.answer_params(sampling), last=True)
+        self._feed(ids, self._handle.answer_params(self._handling, sampling), last=True)
         try:
             async for tokens in answer(self._last_chunk()):
                 yield tokens
@@ -136,7 +132,7 @@ class StreamingInputSession:
     def _feed(self, ids: Sequence[int], params: Any, *, last: bool) -> None:
         self._sent += len(ids)
         self._chunks += 1
-        chunk = self._handle.make_chunk(self._handle.make_prompt(ids, self._salt), params)
+        chunk = self._handle.make_chunk(self._handle.make_prompt(ids, self._handling.salt), params)
         self._input.put_nowait((chunk, last))
         if self._pump is None:
             # A task of its own: cancelling an append must not cancel the request.
@@ -150,7 +146,7 @@ class StreamingInputSession:
             yield chunk
 
     async def _run(self) -> None:
-        params = self._handle.append_params()
+        params = self._handle.append_params(self._handling)
         async with aclosing(self._handle.generate(self._chunks_to_send(), params, self._id)) as outputs:
             async for output in outputs:
                 self._output.put_nowait(output)

@@ -23,12 +23,14 @@ from pingpong_bus.messages import (
     HopEnded,
     HopSpec,
     Loading,
+    NextScored,
     PrefixCacheReset,
     Prepare,
     Prepared,
     Ready,
     RequestFailed,
     ResetPrefixCache,
+    ScoreNext,
     StartHop,
     Stop,
     SupervisorMessage,
@@ -44,6 +46,7 @@ from pingpong_worker.engine import Engine
 from pingpong_worker.heartbeat import Pulse
 from pingpong_worker.hops import Hops
 from pingpong_worker.prompt import PromptCodec, prepare_ids
+from pingpong_worker.step_meter import StepMeter
 from pingpong_worker.surroundings import Surroundings
 
 _LINGER_MS = 2000
@@ -71,6 +74,7 @@ class Serving:
     engine: Engine
     prompts: PromptCodec | None
     hops: Hops
+    meter: StepMeter
 
 
 class Worker:
@@ -91,6 +95,7 @@ class Worker:
         self._garbage_frames = 0
         self._failed = False
         self._requests: set[asyncio.Task[WorkerMessage]] = set()
+        self._scoring = asyncio.Lock()
 
     def stop(self) -> None:
         """End the worker; what the message `Stop` does."""
@@ -156,7 +161,7 @@ class Worker:
         # A collection of all that loading has left would stall tokens for 100 ms and more (sgl-project/sglang#9241).
         gc.collect()
         gc.freeze()
-        self._serving = Serving(engine, surroundings.prompts, hops)
+        self._serving = Serving(engine, surroundings.prompts, hops, surroundings.meter)
         self._send(Ready(limits=engine.limits))
         reason: EngineError | None = None
         try:
@@ -220,6 +225,8 @@ class Worker:
                 self._answer(request, self._prepare(serving, message))
             case ResetPrefixCache(request=request):
                 self._answer(request, self._reset(serving, request))
+            case ScoreNext(request=request):
+                self._answer(request, self._score(serving, message))
 
     def _refuse(self, message: SupervisorMessage) -> None:
         """Answer what only a serving worker can do; there is such a message where a worker fails just then."""
@@ -230,7 +237,7 @@ class Worker:
                 self._send(HopEnded(hop=hop, state="lost", at_ns=at, code=EngineLost.__name__, message=why))
             case AbortHop(hop=hop):
                 self._send(HopEnded(hop=hop, state="aborted", at_ns=time.monotonic_ns()))
-            case Prepare(request=request) | ResetPrefixCache(request=request):
+            case Prepare(request=request) | ResetPrefixCache(request=request) | ScoreNext(request=request):
                 self._send(RequestFailed(request=request, code=EngineLost.__name__, message=why))
 
     def _answer(self, request: int, work: Coroutine[None, None, WorkerMessage]) -> None:
@@ -275,6 +282,18 @@ class Worker:
     async def _reset(self, serving: Serving, request: int) -> WorkerMessage:
         await serving.engine.reset_prefix_cache()
         return PrefixCacheReset(request=request)
+
+    async def _score(self, serving: Serving, message: ScoreNext) -> WorkerMessage:
+        """One at a time: what is scored together would round differently."""
+        async with self._scoring:
+            meter = serving.meter
+            submission = meter.submitted(len(message.ids), time.monotonic())
+            try:
+                logprobs = await serving.engine.score(message.ids, message.tokens, grid=message.grid)
+                meter.output(submission, time.monotonic(), computed=len(message.ids))
+            finally:
+                meter.ended(submission)
+        return NextScored(request=message.request, logprobs=logprobs)
 
     def _send(self, message: WorkerMessage) -> None:
         # Without a high-water mark the socket takes it at once, so the future that comes back is done.
