@@ -10,7 +10,7 @@ from faults.service import WATCH
 from faults.soak import Job
 from pingpong_bus.chain import Chain, parse_chain
 from pingpong_bus.messages import Sampling, SubmitOptions
-from pingpong_worker.simulated_scheduler import EOS, Request
+from pingpong_worker.simulated_request import EOS, Request
 
 SIMULATED = """
 engine = "simulated"

@@ -10,7 +10,7 @@ from pingpong_bus.chain import Agent, Chain, RenderedMessage, raw_parts, rendere
 from pingpong_bus.errors import ChainError
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, Segment
 from pingpong_worker.simulated_prompts import SimulatedPrompts
-from pingpong_worker.simulated_scheduler import EOS
+from pingpong_worker.simulated_request import EOS
 
 PROMPTS = SimulatedPrompts()
 

@@ -48,11 +48,11 @@ def test_duration_is_fixed_part_plus_rows_plus_context() -> None:
     scheduler.add(Chunk("a", list(range(20)), None, sampling(2)))
     step = scheduler.plan()
     assert step is not None
-    assert step.duration_s == pytest.approx(2e-3 + 16 * 100e-6 + 16 * 16 * 1000e-9)
+    assert step.duration_s == pytest.approx(2e-3 + 16 * 100e-6 + (16 * 17 / 2) * 1000e-9)
     scheduler.commit(step)
     step = scheduler.plan()
     assert step is not None
-    assert step.duration_s == pytest.approx(2e-3 + 4 * 100e-6 + 4 * 20 * 1000e-9)
+    assert step.duration_s == pytest.approx(2e-3 + 4 * 100e-6 + (4 * 16 + 4 * 5 / 2) * 1000e-9)
 
 
 def test_a_request_waits_until_its_full_length_has_room() -> None:

@@ -27,11 +27,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from pingpong_worker.step_prices import StepPrices, attention_work
+from pingpong_worker.step_prices import attention_work
 
 PATIENCE: Final = 32
 """Steps in which waiting appends may be granted nothing."""
@@ -79,6 +79,19 @@ class Grant(msgspec.Struct, frozen=True):
     reason: Reason
 
 
+class Prices(Protocol):
+    """What steps cost: `StepPrices`, or a model that knows."""
+
+    @property
+    def reach(self) -> int:
+        """The largest known size of a mixed step, in rows; 0 where none is."""
+        ...
+
+    def price(self, rows: int, work: float, *, mixed: bool) -> float:
+        """Seconds; see `StepPrices.price`."""
+        ...
+
+
 class DecodeFirst:
     """The policy of one engine.
 
@@ -88,7 +101,7 @@ class DecodeFirst:
         max_tokens: the most tokens that a step can have.
     """
 
-    def __init__(self, prices: StepPrices, sizes: Sequence[int], max_tokens: int) -> None:
+    def __init__(self, prices: Prices, sizes: Sequence[int], max_tokens: int) -> None:
         self._prices = prices
         self._sizes = sorted(set(sizes))
         self._max_tokens = max_tokens

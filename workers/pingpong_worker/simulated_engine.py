@@ -31,7 +31,7 @@ from pingpong_worker.simulated_messages import (
     Started,
     frame,
 )
-from pingpong_worker.simulated_scheduler import EOS, next_logprob
+from pingpong_worker.simulated_request import EOS, next_logprob
 from pingpong_worker.simulated_sessions import Inbox, PrefixSession, SimulatedSession, StreamingSession
 
 _DECODER = msgspec.msgpack.Decoder(list[Reply])

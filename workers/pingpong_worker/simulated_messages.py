@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pingpong_bus.messages import Sampling
+from pingpong_bus.messages import DecodePace, Sampling, SchedulerState
 from pingpong_worker.config import SimulatedSettings
 
 
@@ -16,6 +16,7 @@ class Configure(_Tagged, frozen=True):
     """The first message: load the "model"."""
 
     settings: SimulatedSettings
+    decode_first: bool = True
 
 
 class Chunk(_Tagged, frozen=True):
@@ -26,6 +27,12 @@ class Chunk(_Tagged, frozen=True):
     salt: str | None
     sampling: Sampling | None
     """Given with the last chunk: compute it and decode. None: compute it and wait for more."""
+    append: bool = False
+    """Whether nobody waits for what is decoded; a chunk without `sampling` is an append in any case."""
+    pace: DecodePace = DecodePace()
+    """What its decoding may be slowed to by appends."""
+    grid: int | None = None
+    """Cells in tokens that its prompt is cut at; given with the first chunk."""
 
 
 class Abort(_Tagged, frozen=True):
@@ -67,7 +74,13 @@ class CacheReset(_Tagged, frozen=True):
     pass
 
 
-Reply = Started | Computed | Sampled | CacheReset
+class Scheduled(_Tagged, frozen=True):
+    """What the scheduler did in a step with decodes."""
+
+    state: SchedulerState
+
+
+Reply = Started | Computed | Sampled | CacheReset | Scheduled
 
 LENGTH_BYTES = 4
 """A frame is its length in bytes, little-endian, then msgpack of one `Command` or of a list of `Reply`."""

@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import msgspec
 
-from pingpong_worker.config import SimulatedSettings
 from pingpong_worker.parent_death import die_with_parent
 from pingpong_worker.simulated_messages import (
     LENGTH_BYTES,
@@ -24,6 +23,7 @@ from pingpong_worker.simulated_messages import (
     Configure,
     Reply,
     ResetCache,
+    Scheduled,
     Started,
     frame,
 )
@@ -66,9 +66,9 @@ class SimulatedModel:
 
     def __init__(self, pipe: CommandPipe) -> None:
         self._pipe = pipe
-        settings = self._configure()
-        time.sleep(settings.start_ms * 1e-3)
-        self._scheduler = SimulatedScheduler(settings)
+        setup = self._configure()
+        time.sleep(setup.settings.start_ms * 1e-3)
+        self._scheduler = SimulatedScheduler(setup.settings, decode_first=setup.decode_first)
         self._send([Started()])
 
     def serve(self) -> NoReturn:
@@ -82,14 +82,17 @@ class SimulatedModel:
             end = time.monotonic() + step.duration_s
             while (left := end - time.monotonic()) > 0:
                 self._take(left)
-            if replies := self._scheduler.commit(step):
+            replies = self._scheduler.commit(step)
+            if step.state is not None:
+                replies.append(Scheduled(step.state))
+            if replies:
                 self._send(replies)
 
-    def _configure(self) -> SimulatedSettings:
+    def _configure(self) -> Configure:
         while True:
             for command in self._pipe.receive(None):
                 if isinstance(command, Configure):
-                    return command.settings
+                    return command
 
     def _take(self, timeout_s: float | None) -> None:
         for command in self._pipe.receive(timeout_s):

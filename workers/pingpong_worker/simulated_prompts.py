@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pingpong_bus.chain import Chain, IdsPart, OutputPart, Part, RenderedMessage, TextPart, raw_parts, rendered_messages
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, PreparedAgent, Segment
 from pingpong_worker.prompt import check_ids, check_segments
-from pingpong_worker.simulated_scheduler import EOS
+from pingpong_worker.simulated_request import EOS
 
 BEGIN = 256
 """`<|im_start|>`; `EOS` is `<|im_end|>`."""

@@ -2,28 +2,27 @@
 
 Pure: the caller plans a step, lets its duration pass, and commits it. What it shares with vLLM: decodes are scheduled
 before prefills; a step holds at most `max_num_batched_tokens`; full blocks of computed tokens enter the prefix cache
-under a hash of everything before them and the salt; at least one prompt token is always computed. Simpler than there:
-a request reserves its full length when it is admitted, so that nothing is ever pre-empted.
+under a hash of everything before them and the salt; at least one prompt token is always computed. What it shares with
+our schedulers for vLLM: appends come last, and get beside decodes what `decode_first.py` grants them; a prompt with a
+grid is computed cell by cell, found in the cache up to a cell's end, and entered there in whole cells. Simpler than
+vLLM's: a request reserves its full length when it is admitted, so that nothing is ever pre-empted.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
-from pingpong_bus.messages import Sampling
+from pingpong_bus.messages import DecodePace, Sampling, SchedulerState
 from pingpong_worker.config import SimulatedSettings
+from pingpong_worker.decode_first import DecodeFirst, Grant, StepView
+from pingpong_worker.simulated_cache import PrefixCache
 from pingpong_worker.simulated_messages import Chunk, Computed, Reply, Sampled
-
-EOS = 257
-"""The token that ends an answer; `<|im_end|>` in `simulated_prompts.py`."""
-
-_ALPHABET = b"etaoinshrdlucmfwypvbgkjqxz     .\n"
-_EOS_ONE_IN = 128
+from pingpong_worker.simulated_request import EOS, Request
+from pingpong_worker.simulated_timing import TimingModel
+from pingpong_worker.step_prices import attention_work
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -32,101 +31,40 @@ class Step(msgspec.Struct, frozen=True):
     duration_s: float
     rows: list[tuple[Request, int]]
     """Requests, and how many of their tokens the step computes."""
-
-
-class Request:
-    """One request: its ids, and how many of them are computed."""
-
-    def __init__(self, request: str, salt: str | None) -> None:
-        self.id = request
-        self.ids: list[int] = []
-        self.prompt_tokens = 0
-        self.computed = 0
-        self.cached_tokens = 0
-        self.sampling: Sampling | None = None
-        self.admitted = False
-        self.ended = False
-        self.reserved_blocks = 0
-        self.block_hashes: list[bytes] = []
-        self.salt = (salt or "").encode()
-        self._digest = hashlib.blake2b(digest_size=8)
-
-    def extend(self, ids: Sequence[int]) -> None:
-        """Add tokens at the end."""
-        self.ids.extend(ids)
-        self._digest.update(_pack(ids))
-
-    @property
-    def outputs(self) -> int:
-        """Tokens sampled so far."""
-        return len(self.ids) - self.prompt_tokens
-
-    def block_hash(self, block: int, size: int) -> bytes:
-        """Hash of a full block and of all before it; blocks are asked for in order."""
-        while len(self.block_hashes) <= block:
-            at = len(self.block_hashes) * size
-            before = self.block_hashes[-1] if self.block_hashes else self.salt
-            self.block_hashes.append(hashlib.blake2b(before + _pack(self.ids[at : at + size]), digest_size=16).digest())
-        return self.block_hashes[block]
-
-    def sample(self, sampling: Sampling) -> int:
-        """The next token: a pure function of every id before it, and of the seed where there is a temperature."""
-        digest = self._digest
-        if sampling.temperature > 0:
-            digest = digest.copy()
-            digest.update(repr((sampling.temperature, sampling.top_p, sampling.seed)).encode())
-        value = int.from_bytes(digest.digest(), "little")
-        if not sampling.ignore_eos and (value >> 32) % _EOS_ONE_IN == 0:
-            return EOS
-        return _ALPHABET[value % len(_ALPHABET)]
-
-
-class PrefixCache:
-    """Hashes of computed blocks, the least recently used first; holds at most `blocks`."""
-
-    def __init__(self, blocks: int) -> None:
-        self._blocks = blocks
-        self._known: OrderedDict[bytes, None] = OrderedDict()
-
-    def touch(self, block: bytes) -> bool:
-        """Whether the block is there; it becomes the most recently used."""
-        if block not in self._known:
-            return False
-        self._known.move_to_end(block)
-        return True
-
-    def add(self, block: bytes) -> None:
-        """Enter a block, and evict what no longer fits."""
-        self._known[block] = None
-        self._known.move_to_end(block)
-        while len(self._known) > self._blocks:
-            self._known.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget every block."""
-        self._known.clear()
+    state: SchedulerState | None = None
+    """What the scheduler has to show, where something decodes and appends are held to a budget."""
 
 
 class SimulatedScheduler:
-    """Holds all requests; see the module's text for its rules."""
+    """Holds all requests; see the module's text for its rules.
 
-    def __init__(self, settings: SimulatedSettings) -> None:
+    Args:
+        settings: of the engine.
+        decode_first: whether appends are held back; else they are requests like others.
+    """
+
+    def __init__(self, settings: SimulatedSettings, *, decode_first: bool = True) -> None:
         self._settings = settings
+        self._timing = TimingModel(settings)
+        self._policy = DecodeFirst(self._timing, (), settings.max_num_batched_tokens) if decode_first else None
         self._cache = PrefixCache(settings.kv_tokens // settings.block_size)
         self._free_blocks = settings.kv_tokens // settings.block_size
         self._requests: dict[str, Request] = {}
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self._steps = self._append_tokens = self._withheld_steps = self._starved_steps = 0
 
     def add(self, chunk: Chunk) -> None:
         """Give a request its next prompt tokens."""
         request = self._requests.get(chunk.request)
         if request is None:
-            request = self._requests[chunk.request] = Request(chunk.request, chunk.salt)
+            request = self._requests[chunk.request] = Request(chunk.request, chunk.salt, chunk.grid)
             self._waiting.append(request)
         request.extend(chunk.ids)
         request.prompt_tokens += len(chunk.ids)
         request.sampling = chunk.sampling
+        request.pace = chunk.pace
+        request.is_append = chunk.append or chunk.sampling is None
         if request.admitted:
             self._reserve(request)
 
@@ -141,21 +79,29 @@ class SimulatedScheduler:
 
     def plan(self) -> Step | None:
         """The next step; None while there is nothing to compute."""
-        budget = self._settings.max_num_batched_tokens
         rows: list[tuple[Request, int]] = []
-        for decoding in (True, False):
-            for request in self._running:
-                if (request.outputs > 0) == decoding and budget > 0:
-                    tokens = min(budget, len(request.ids) - request.computed)
-                    if tokens > 0:
-                        rows.append((request, tokens))
-                        budget -= tokens
-        while budget > 0 and self._waiting and self._admit(self._waiting[0]):
-            request = self._waiting.popleft()
-            tokens = min(budget, len(request.ids) - request.computed)
-            rows.append((request, tokens))
-            budget -= tokens
-        return Step(self._duration(rows), rows) if rows else None
+        room = self._take(
+            rows, [one for one in self._running if one.outputs > 0], self._settings.max_num_batched_tokens
+        )
+        decodes = rows[:]
+        prompts = [one for one in self._running if one.outputs == 0 and not self._is_held_back(one)]
+        room = self._admit_into(rows, self._take(rows, prompts, room), held_back=False)
+        if self._policy is None:
+            return Step(self._duration(rows), rows) if rows else None
+        view = self._view(decodes, finalizes_wait=len(rows) > len(decodes) or any(one.left for one in prompts))
+        grant = self._policy.grant(view)
+        before = len(rows)
+        # One that starves goes on by a cell, if it has cells, however little it is granted.
+        least = room if grant.reason == "starved" and any(one.grid for one in self._appends()) else 0
+        budget = min(room, max(grant.tokens, least))
+        appends = [one for one in self._running if self._is_held_back(one)]
+        self._admit_into(rows, self._take(rows, appends, budget), held_back=True)
+        if not rows:
+            return None
+        appended = sum(tokens for _, tokens in rows[before:])
+        self._starved_steps = 0 if appended or not view.append_tokens else self._starved_steps + 1
+        duration_s = self._duration(rows)
+        return Step(duration_s, rows, self._state(view, grant, duration_s, appended) if decodes else None)
 
     def commit(self, step: Step) -> list[Reply]:
         """Carry out a planned step once its duration has passed; requests aborted since are skipped."""
@@ -164,13 +110,68 @@ class SimulatedScheduler:
             if request.ended:
                 continue
             self._compute(request, tokens)
-            if request.computed < len(request.ids):
+            if request.left:
                 continue
             if request.sampling is None:
                 replies.append(Computed(request.id))
             else:
                 replies.append(self._sample(request, request.sampling))
         return replies
+
+    def _is_held_back(self, request: Request) -> bool:
+        return self._policy is not None and request.is_append
+
+    def _appends(self) -> list[Request]:
+        """Appends with tokens to compute: those that run, then those that wait."""
+        return [one for one in (*self._running, *self._waiting) if self._is_held_back(one) and one.left]
+
+    def _take(self, rows: list[tuple[Request, int]], requests: Sequence[Request], room: int) -> int:
+        """Add to a step what fits of some requests; gives the room that is left."""
+        for request in requests:
+            if tokens := request.chunk(room):
+                rows.append((request, tokens))
+                room -= tokens
+        return room
+
+    def _admit_into(self, rows: list[tuple[Request, int]], room: int, *, held_back: bool) -> int:
+        """The same for requests that wait, as long as they can be admitted."""
+        while room > 0:
+            first = next((one for one in self._waiting if self._is_held_back(one) == held_back), None)
+            if first is None or not self._admit(first):
+                break
+            self._waiting.remove(first)
+            room = self._take(rows, [first], room)
+        return room
+
+    def _view(self, decodes: Sequence[tuple[Request, int]], *, finalizes_wait: bool) -> StepView:
+        appends = self._appends()
+        paces = [request.pace for request, _ in decodes] or [DecodePace()]
+        return StepView(
+            decodes=len(decodes),
+            decode_work=_work(decodes),
+            target_ratio=min(pace.itl_ratio for pace in paces),
+            target_ms=min((pace.itl_target_ms for pace in paces if pace.itl_target_ms is not None), default=None),
+            append_tokens=sum(one.left for one in appends),
+            append_context=appends[0].computed if appends else 0,
+            finalizes_wait=finalizes_wait,
+            starved_steps=self._starved_steps,
+        )
+
+    def _state(self, view: StepView, grant: Grant, duration_s: float, appended: int) -> SchedulerState:
+        assert self._policy is not None  # noqa: S101  asked before
+        self._steps += 1
+        self._append_tokens += appended
+        self._withheld_steps += view.append_tokens > 0 and appended == 0
+        return SchedulerState(
+            steps=self._steps,
+            step_ms=duration_s * 1e3,
+            decode_ms=self._policy.decode_seconds(view) * 1e3,
+            target_ms=self._policy.target_seconds(view) * 1e3,
+            budget_tokens=grant.tokens,
+            reason=grant.reason,
+            append_tokens=self._append_tokens,
+            withheld_steps=self._withheld_steps,
+        )
 
     def _admit(self, request: Request) -> bool:
         """Give the request a seat and look its prefix up; False while there is no room."""
@@ -181,7 +182,8 @@ class SimulatedScheduler:
         # One token is left to compute, whatever the cache holds: there would be nothing to sample from.
         while (block + 1) * size < len(request.ids) and self._cache.touch(request.block_hash(block, size)):
             block += 1
-        request.computed = request.cached_tokens = block * size
+        hit = block * size
+        request.computed = request.cached_tokens = hit - hit % request.grid if request.grid else hit
         request.admitted = True
         self._running.append(request)
         return True
@@ -198,16 +200,13 @@ class SimulatedScheduler:
         return True
 
     def _duration(self, rows: list[tuple[Request, int]]) -> float:
-        tokens = sum(tokens for _, tokens in rows)
-        products = sum(tokens * (request.computed + tokens) for request, tokens in rows)
-        settings = self._settings
-        return settings.step_ms * 1e-3 + tokens * settings.row_us * 1e-6 + products * settings.context_ns * 1e-9
+        return self._timing.price(sum(tokens for _, tokens in rows), _work(rows), mixed=True)
 
     def _compute(self, request: Request, tokens: int) -> None:
         size = self._settings.block_size
-        first = request.computed // size
+        first = request.cacheable // size
         request.computed += tokens
-        for block in range(first, request.computed // size):
+        for block in range(first, request.cacheable // size):
             self._cache.add(request.block_hash(block, size))
 
     def _sample(self, request: Request, sampling: Sampling) -> Sampled:
@@ -236,5 +235,5 @@ class SimulatedScheduler:
             self._waiting.remove(request)
 
 
-def _pack(ids: Sequence[int]) -> bytes:
-    return array("I", ids).tobytes()
+def _work(rows: Sequence[tuple[Request, int]]) -> float:
+    return sum(attention_work(request.computed, tokens) for request, tokens in rows)

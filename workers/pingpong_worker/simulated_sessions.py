@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pingpong_bus.errors import EngineLost
-from pingpong_bus.messages import Sampling, SessionKind
+from pingpong_bus.messages import DecodePace, Sampling, SessionKind
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.simulated_messages import Chunk, Computed, Sampled
 
@@ -29,11 +29,21 @@ class SimulatedSession(ABC):
 
     kind: SessionKind
 
-    def __init__(self, engine: SimulatedEngine, session_id: str, cache_salt: str | None) -> None:
+    def __init__(
+        self,
+        engine: SimulatedEngine,
+        session_id: str,
+        cache_salt: str | None,
+        pace: DecodePace | None = None,
+        grid: int | None = None,
+    ) -> None:
         self._engine = engine
+        self._pace = pace or DecodePace()
+        self._grid = grid
         # Not the session's id alone: outputs may still be on their way for one of that id which was aborted before.
         self._id = f"{session_id}@{next(_serials)}"
-        self._salt = cache_salt
+        # What was computed on a grid is found by what is on the same grid alone.
+        self._salt = cache_salt if grid is None else f"{cache_salt or ''}/grid{grid}"
         self._prompt: list[int] = []
         self._inbox: Inbox = asyncio.Queue()
 
@@ -77,15 +87,22 @@ class PrefixSession(SimulatedSession):
 
     kind: SessionKind = "prefix-cache"
 
-    def __init__(self, engine: SimulatedEngine, session_id: str, cache_salt: str | None) -> None:
-        super().__init__(engine, session_id, cache_salt)
+    def __init__(
+        self,
+        engine: SimulatedEngine,
+        session_id: str,
+        cache_salt: str | None,
+        pace: DecodePace | None = None,
+        grid: int | None = None,
+    ) -> None:
+        super().__init__(engine, session_id, cache_salt, pace, grid)
         self._submissions = 0
         self._request = ""
 
     async def append(self, ids: Sequence[int]) -> int | None:
         """Submit the prompt so far for one token that nobody reads; cancelled, it is aborted."""
         self._prompt.extend(ids)
-        self._submit(_APPEND)
+        self._submit(_APPEND, append=True)
         try:
             reply = await self._receive()
             return len(self._prompt) - reply.cached_tokens if isinstance(reply, Sampled) else None
@@ -106,12 +123,14 @@ class PrefixSession(SimulatedSession):
         """Abort the submission that is in flight, if any."""
         self._engine.forget(self._request)
 
-    def _submit(self, sampling: Sampling) -> None:
-        self._engine.check_length(self._prompt, sampling.max_tokens)
+    def _submit(self, sampling: Sampling, *, append: bool = False) -> None:
+        self._engine.check_prompt(self._prompt, sampling.max_tokens, self._grid)
         self._submissions += 1
         self._request = f"{self._id}#{self._submissions}"
         self._inbox = asyncio.Queue()
-        self._engine.submit(Chunk(self._request, self._prompt, self._salt, sampling), self._inbox)
+        self._engine.submit(
+            Chunk(self._request, self._prompt, self._salt, sampling, append, self._pace, self._grid), self._inbox
+        )
 
 
 class StreamingSession(SimulatedSession):
@@ -137,5 +156,5 @@ class StreamingSession(SimulatedSession):
 
     def _submit(self, ids: Sequence[int], sampling: Sampling | None) -> None:
         self._prompt.extend(ids)
-        self._engine.check_length(self._prompt, sampling.max_tokens if sampling else 1)
-        self._engine.submit(Chunk(self._id, list(ids), self._salt, sampling), self._inbox)
+        self._engine.check_prompt(self._prompt, sampling.max_tokens if sampling else 1)
+        self._engine.submit(Chunk(self._id, list(ids), self._salt, sampling, pace=self._pace), self._inbox)
