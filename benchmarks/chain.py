@@ -2,6 +2,7 @@
 
     python benchmarks/chain.py --config examples/cpu.toml --runs 10 --out cold.jsonl
     python benchmarks/chain.py --config examples/cpu.toml --cache warm --out warm.jsonl
+    python benchmarks/chain.py --config examples/cpu.toml --dtype bfloat16 --exactness fast,grid --out levels.jsonl
     python benchmarks/chain.py --profile text --force-max-output-tokens --socket $XDG_RUNTIME_DIR/pingpongd
     python benchmarks/chain.py --report cold.jsonl warm.jsonl
 
@@ -18,16 +19,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-from harness import Harness, check_ready, chosen_modes
-from local_daemon import local_daemon
+from connecting import add_daemon_arguments, connection
+from harness import LEVELS, Harness, check_ready, chosen_levels, chosen_modes
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import NotEqual, PingpongError, UsageError
-from pingpong_client import AsyncClient
 from profiles import PROFILES, Profile, ids_chain, text_chain, with_forced_length, with_sampling
 from report import comparable, exactness, measured, render
 from runs import RUN_MODES, Run, read_runs
@@ -36,10 +33,7 @@ from runs import RUN_MODES, Run, read_runs
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Measure a chain, in series and read ahead.")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--config", type=Path, help="start a daemon with this file, and stop it at the end")
-    where.add_argument("--socket", type=Path, help="a running daemon's socket or folder (default: the usual places)")
-    parser.add_argument("--model", help="with --config: the model, over the file's")
+    add_daemon_arguments(parser)
     parser.add_argument(
         "--profile", default="cpu", help=f"{', '.join(PROFILES)}, text (the five-agent example), or a chain's JSON file"
     )
@@ -51,6 +45,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--modes",
         help=f"of {', '.join(RUN_MODES)}; comma-separated (default: serial,ping-pong,presend; the last if possible)",
+    )
+    parser.add_argument(
+        "--exactness",
+        help=f"of {', '.join(LEVELS)}; comma-separated: each mode runs at each (default: the daemon's level)",
     )
     parser.add_argument("--order", choices=["alternate", "fixed"], default="alternate", help="of the modes")
     parser.add_argument("--cache", choices=["cold", "warm"], default="cold", help="before each run; warm: prefixes")
@@ -108,27 +106,12 @@ def shaped(profile: Profile, options: argparse.Namespace) -> Profile:
     )
 
 
-@asynccontextmanager
-async def connection(options: argparse.Namespace) -> AsyncIterator[AsyncClient]:
-    """A client of the daemon that the command line names, or of one started for it."""
-    if options.config is None:
-        async with AsyncClient(options.socket) as client:
-            yield client
-        return
-
-    def show(event: dict[str, Any]) -> None:
-        if event.get("event") in ("model_stage", "worker_loading"):
-            print(f"{event.get('worker') or event.get('model')}: {event['stage']}", file=sys.stderr)
-
-    flags = ["--model", options.model] if options.model else []
-    async with local_daemon(options.config, flags=flags, on_event=show) as folder, AsyncClient(folder) as client:
-        yield client
-
-
 async def measure(options: argparse.Namespace) -> list[Run]:
     """Connect, run everything and return the runs."""
     if options.modes is not None:
         chosen_modes(options.modes)
+    if options.exactness is not None:
+        chosen_levels(options.exactness)
     async with connection(options) as client:
         status = await client.status()
         check_ready(status)

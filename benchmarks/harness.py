@@ -6,18 +6,20 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
+from typing import TypeVar, get_args
 
-import msgspec
-
-from pingpong_bus.chain import Chain
+from connecting import made_with
+from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.errors import DaemonUnavailable, DataError, NotEqual, UsageError
 from pingpong_bus.messages import StatusReply, SubmitOptions
 from pingpong_client import AsyncClient
 from presend import PresendAgent, presend_agents, run_presend
 from profiles import filling_chain
-from provenance import provenance
-from runs import RUN_MODES, Run, RunMode, append_run, length_faults
+from runs import RUN_MODES, Run, RunMode, append_line, length_faults
 
+T = TypeVar("T")
+LEVELS: tuple[Exactness, ...] = get_args(Exactness)
 DEFAULT_MODES: list[RunMode] = ["serial", "ping-pong", "presend"]
 
 
@@ -34,9 +36,22 @@ def chosen_modes(text: str) -> list[RunMode]:
     return [mode for name in modes for mode in RUN_MODES if mode == name]
 
 
-def mode_order(modes: list[RunMode], index: int, order: str) -> list[RunMode]:
-    """The modes in the order of run `index`; every other run is reversed, so that drift hits all alike."""
-    return modes[::-1] if order == "alternate" and index % 2 else list(modes)
+def chosen_levels(text: str) -> list[Exactness]:
+    """The levels of exactness of a comma-separated list.
+
+    Raises:
+        UsageError: one is unknown.
+    """
+    names = text.split(",")
+    for name in names:
+        if name not in LEVELS:
+            raise UsageError(f"--exactness: there is no level {name!r}.", hint=f"Choose from {', '.join(LEVELS)}.")
+    return [level for name in names for level in LEVELS if level == name]
+
+
+def in_order(what: Sequence[T], index: int, order: str) -> list[T]:
+    """What is run, in the order of run `index`; every other run is reversed, so that drift hits all alike."""
+    return list(what[::-1]) if order == "alternate" and index % 2 else list(what)
 
 
 def check_ready(status: StatusReply) -> None:
@@ -66,11 +81,7 @@ class Harness:
         self._chain = chain
         self._groups = [worker.name for worker in status.workers]
         self._presend: list[PresendAgent] = []
-        engines = [
-            {"group": worker.name, "devices": worker.devices, **msgspec.to_builtins(worker.limits)}
-            for worker in status.workers
-        ]
-        self._provenance = {**provenance(), "engines": engines, "arguments": sys.argv[1:]}
+        self._provenance = made_with(status)
 
     async def run_all(self) -> list[Run]:
         """All runs, warm-up first.
@@ -80,14 +91,17 @@ class Harness:
         """
         options = self._options
         modes = await self._modes()
+        levels = [None] if options.exactness is None else chosen_levels(options.exactness)
+        kinds = [(level, mode) for level in levels for mode in modes]
         runs: list[Run] = []
         for index in range(-options.warmup_runs, options.runs):
-            for mode in mode_order(modes, index, options.order):
-                run = await self._run(mode, index)
-                print(f"{'warm-up' if run.warmup else index + 1} {mode}: {run.e2e_ms:,.0f} ms", file=sys.stderr)
+            for level, mode in in_order(kinds, index, options.order):
+                run = await self._run(mode, index, level)
+                name = mode if level is None else f"{mode} at {level}"
+                print(f"{'warm-up' if run.warmup else index + 1} {name}: {run.e2e_ms:,.0f} ms", file=sys.stderr)
                 runs.append(run)
                 if options.out:
-                    append_run(options.out, run)
+                    append_line(options.out, run)
                 if options.strict_output_tokens and (faults := length_faults(run)):
                     raise NotEqual(f"{'; '.join(faults)}.", hint="--force-max-output-tokens forces the length.")
         return runs
@@ -109,30 +123,36 @@ class Harness:
             return [mode for mode in modes if mode != "presend"]
         return modes
 
-    async def _set_caches(self) -> None:
+    async def _set_caches(self, level: Exactness | None) -> None:
         """Empty the prefix caches, and fill every group's with the prefixes if they are to be warm."""
         await self._client.reset_caches()
         if self._options.cache == "warm":
             filling = filling_chain(self._chain)
             await asyncio.gather(
-                *(self._client.run(filling, None, SubmitOptions(mode="serial", group=group)) for group in self._groups)
+                *(
+                    self._client.run(filling, None, SubmitOptions(mode="serial", group=group, exactness=level))
+                    for group in self._groups
+                )
             )
 
-    def _submit_options(self, mode: RunMode) -> SubmitOptions:
+    def _submit_options(self, mode: RunMode, level: Exactness | None = None) -> SubmitOptions:
         options = self._options
         return SubmitOptions(
-            mode="serial" if mode == "presend" else mode, session=options.session, append_tokens=options.append_tokens
+            mode="serial" if mode == "presend" else mode,
+            session=options.session,
+            append_tokens=options.append_tokens,
+            exactness=level,
         )
 
-    async def _run(self, mode: RunMode, index: int) -> Run:
+    async def _run(self, mode: RunMode, index: int, level: Exactness | None) -> Run:
         options = self._options
-        await self._set_caches()
+        await self._set_caches(level)
         started = time.monotonic()
         if mode == "presend":
-            result = await run_presend(self._client, self._presend, self._groups)
+            result = await run_presend(self._client, self._presend, self._groups, level)
             wall_ms = e2e_ms = result.e2e_ms or 0.0
         else:
-            result = await self._client.run(self._chain, None, self._submit_options(mode))
+            result = await self._client.run(self._chain, None, self._submit_options(mode, level))
             wall_ms = (time.monotonic() - started) * 1e3
             e2e_ms = result.e2e_ms or 0.0
         return Run(
@@ -147,6 +167,7 @@ class Harness:
             max_tokens=[agent.max_tokens for agent in self._chain.agents],
             session=options.session or "default",
             append_tokens=options.append_tokens,
+            exactness=result.exactness,
             forced_lengths=options.force_max_output_tokens,
             seed=options.seed,
             temperature=options.temperature,

@@ -29,7 +29,7 @@ from pingpong_client import AsyncClient
 from pingpongd.config import load_config
 from profiles import PROFILES, ids_chain
 from provenance import provenance
-from runs import read_lines
+from runs import append_line, read_lines
 
 System = Literal["bare", "daemon"]
 SYSTEMS: tuple[System, System] = ("bare", "daemon")
@@ -175,8 +175,7 @@ async def measure(options: argparse.Namespace) -> list[OverheadRun]:
                     continue
                 runs.append(run)
                 if options.out:
-                    with options.out.open("ab") as file:
-                        file.write(msgspec.json.encode(run) + b"\n")
+                    append_line(options.out, run)
     return runs
 
 

@@ -13,7 +13,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from pingpong_bus.chain import Agent, Chain, upstreams
+from pingpong_bus.chain import Agent, Chain, Exactness, upstreams
 from pingpong_bus.errors import DataError
 from pingpong_bus.messages import AgentResult, ChainResult, SubmitOptions
 from pingpong_client import AsyncClient
@@ -59,8 +59,13 @@ def presend_agents(chain: Chain, serial: ChainResult) -> list[PresendAgent]:
     return agents
 
 
-async def run_presend(client: AsyncClient, agents: Sequence[PresendAgent], groups: Sequence[str]) -> ChainResult:
+async def run_presend(
+    client: AsyncClient, agents: Sequence[PresendAgent], groups: Sequence[str], exactness: Exactness | None = None
+) -> ChainResult:
     """Run the agents in series over the groups in turn, prefixes sent ahead.
+
+    Args:
+        exactness: of every request; None: the daemon's default.
 
     Returns:
         One result, as if it had been a chain; times are since the first submission, by this process's clock, but for
@@ -72,7 +77,7 @@ async def run_presend(client: AsyncClient, agents: Sequence[PresendAgent], group
     output: list[int] = []
     for index, agent in enumerate(agents):
         submitted_ms = (time.monotonic() - started) * 1e3
-        options = SubmitOptions(mode="serial", group=groups[index % len(groups)])
+        options = SubmitOptions(mode="serial", group=groups[index % len(groups)], exactness=exactness)
         chain_id = await client.submit(agent.request(output), None, options, follow=True)
         requests.append((chain_id, submitted_ms))
         output = []
@@ -81,11 +86,13 @@ async def run_presend(client: AsyncClient, agents: Sequence[PresendAgent], group
                 if event.kind == "tokens":
                     output += event.data["ids"]
                 elif event.kind == "writing" and index + 1 < len(agents):
-                    options = SubmitOptions(mode="serial", group=groups[(index + 1) % len(groups)])
+                    group = groups[(index + 1) % len(groups)]
+                    options = SubmitOptions(mode="serial", group=group, exactness=exactness)
                     sent_ahead.append(asyncio.create_task(client.run(agents[index + 1].ahead(), None, options)))
     ended_ms = (time.monotonic() - started) * 1e3
     await asyncio.gather(*sent_ahead)
-    results = [finished(await client.result(chain_id)).agents[0] for chain_id, _ in requests]
+    ended = [finished(await client.result(chain_id)) for chain_id, _ in requests]
+    results = [result.agents[0] for result in ended]
     return ChainResult(
         id="presend",
         name=agents[0].agent.name,
@@ -93,6 +100,8 @@ async def run_presend(client: AsyncClient, agents: Sequence[PresendAgent], group
         e2e_ms=ended_ms,
         agents=chained(results, [submitted_ms for _, submitted_ms in requests]),
         why="a client's own doing",
+        exactness=ended[0].exactness,
+        grid=ended[0].grid,
     )
 
 

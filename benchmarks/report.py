@@ -128,7 +128,8 @@ def _conditions(run: Run) -> bytes:
     engines = [[engine.get(field) for field in fields] for engine in known.get("engines", [])]
     made_with = [known.get(key) for key in ("commit", "dirty", "machine")]
     chain = [run.profile, run.max_tokens, run.forced_lengths, run.temperature, run.seed]
-    return msgspec.json.encode([chain, run.cache, run.session, run.append_tokens, engines, made_with])
+    level = [run.exactness, run.result.grid]
+    return msgspec.json.encode([chain, level, run.cache, run.session, run.append_tokens, engines, made_with])
 
 
 def _section(runs: Sequence[Run]) -> str:
@@ -138,6 +139,8 @@ def _section(runs: Sequence[Run]) -> str:
     some = runs[0]
     sampling = f"temperature {some.temperature:g}, seed {some.seed}" if some.temperature else "greedy"
     title = [some.profile, f"{some.cache} cache", f"{some.session} session", sampling]
+    if some.exactness != "fast":
+        title.append(f"exactness {some.exactness}{f' of {some.result.grid} tokens' if some.result.grid else ''}")
     if some.append_tokens is not None:
         title.append(f"appends of {some.append_tokens} tokens")
     if some.forced_lengths:

@@ -8,11 +8,12 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from pingpong_bus.chain import Exactness
 from pingpong_bus.errors import DataError
 from pingpong_bus.messages import ChainResult
 
-RunMode = Literal["serial", "ping-pong", "auto", "presend"]
-RUN_MODES: tuple[RunMode, ...] = ("serial", "ping-pong", "auto", "presend")
+RunMode = Literal["serial", "ping-pong", "overlap", "auto", "presend"]
+RUN_MODES: tuple[RunMode, ...] = ("serial", "ping-pong", "overlap", "auto", "presend")
 
 
 Line = TypeVar("Line", bound=msgspec.Struct)
@@ -41,6 +42,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The kind of session that was asked for."""
     append_tokens: int | None = None
     """What was asked for; None: the daemon's own."""
+    exactness: Exactness = "fast"
+    """That it ran at; the cell of "grid" is in the result."""
     forced_lengths: bool = False
     """Whether nothing could end an answer before its `max_tokens`, by the command line."""
     seed: int | None = None
@@ -49,10 +52,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     provenance: dict[str, Any] = {}
 
 
-def append_run(path: Path, run: Run) -> None:
+def append_line(path: Path, line: msgspec.Struct) -> None:
     """Add a line to a results file."""
     with path.open("ab") as file:
-        file.write(msgspec.json.encode(run) + b"\n")
+        file.write(msgspec.json.encode(line) + b"\n")
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:

@@ -25,7 +25,7 @@ from report import (
     render,
     saved_percent,
 )
-from runs import Run, RunMode, append_run, length_faults, read_runs
+from runs import Run, RunMode, append_line, length_faults, read_runs
 
 STEP_MS = 20.0
 TOKENS = 11
@@ -220,7 +220,7 @@ def test_a_file_that_holds_no_runs_is_named(tmp_path: Path, content: bytes | Non
 def test_runs_survive_their_file(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
     for found in SERIAL:
-        append_run(file, found)
+        append_line(file, found)
     assert read_runs([file]) == SERIAL
 
 

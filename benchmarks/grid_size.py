@@ -1,0 +1,295 @@
+"""Which cell exactness "grid" should have on a device: what each costs in series and read ahead, measured on an engine.
+
+    python benchmarks/grid_size.py --config examples/cpu.toml --dtype bfloat16 --lengths 1000,2000 --out cells.jsonl
+    python benchmarks/grid_size.py --config benchmarks/h200.toml --lengths 4096,12288 --cells 256,512,1024,2048 \\
+        --output 256
+    python benchmarks/grid_size.py --report cells.jsonl
+
+No daemon: one engine, that of the configuration's first group, in this process. A small cell costs serial prefill (a
+step for each cell); a large one costs the downstream's time to first token: only whole cells are computed ahead, and
+what is left, half a cell on average and the suffix, is prefilled when the upstream has ended. Both are measured and
+put into the expected time of a chain, and so is what an engine does without a grid. Recommended is the cell whose
+greater loss, in series or read ahead, at any length, is the least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pingpong_bus.errors import PingpongError, UsageError
+from pingpong_bus.messages import Sampling
+from pingpong_worker.config import WorkerConfig
+from pingpong_worker.main import simulated_parts, vllm_parts
+from pingpongd.config import DaemonConfig, load_config
+from provenance import provenance
+from runs import append_line, read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from pingpong_worker.engine import Engine
+
+DEFAULT_CELLS = "64,128,192,256,384,512,1024"
+SUFFIX_TOKENS = 16
+"""Of a prompt, after the upstream's output."""
+APPEND_TOKENS = 32
+"""Without a grid, what is left when the upstream ends is up to this many tokens and the suffix."""
+SHARES = (0.125, 0.375, 0.625, 0.875)
+"""Of a cell that may be left: where the upstream ends is as likely anywhere in it."""
+
+
+class CellRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a results file: one way to cut prompts, at one length."""
+
+    cell: int | None
+    """None: no grid."""
+    length: int
+    """Tokens of the prompt."""
+    serial_ms: list[float]
+    """Time to first token of the whole prompt, with an empty cache; one a round."""
+    remainder_ms: list[float]
+    """Time to first token where what can be read ahead is in the cache; one for each of `SHARES`, a round."""
+    step_ms: float
+    """A decode step behind a prompt of this length."""
+    agents: int
+    output: int
+    """Of the chain that is reckoned with."""
+    provenance: dict[str, Any]
+
+    @property
+    def serial_chain_ms(self) -> float:
+        """A chain in series: every agent's prompt is prefilled, and then it decodes."""
+        return self.agents * (statistics.median(self.serial_ms) + self._decode_ms)
+
+    @property
+    def ahead_chain_ms(self) -> float:
+        """A chain read ahead: of all but the first agent, only what is left is prefilled after the upstream's end."""
+        downstream = (self.agents - 1) * statistics.fmean(self.remainder_ms)
+        return statistics.median(self.serial_ms) + downstream + self.agents * self._decode_ms
+
+    @property
+    def _decode_ms(self) -> float:
+        return (self.output - 1) * self.step_ms
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """What a cell costs a chain over no grid, as a share of its time."""
+
+    serial: float
+    ahead: float
+
+
+def losses(runs: Sequence[CellRun]) -> dict[int, dict[int, Loss]]:
+    """By cell, and then by length."""
+    free = {run.length: run for run in runs if run.cell is None}
+    found: dict[int, dict[int, Loss]] = {}
+    for run in runs:
+        if run.cell is not None and (other := free.get(run.length)) is not None:
+            loss = Loss(run.serial_chain_ms / other.serial_chain_ms - 1, run.ahead_chain_ms / other.ahead_chain_ms - 1)
+            found.setdefault(run.cell, {})[run.length] = loss
+    return found
+
+
+def recommended(runs: Sequence[CellRun]) -> int | None:
+    """The cell whose greatest loss is the least; None where nothing was measured with a grid and without."""
+    greatest = {
+        cell: max(max(loss.serial, loss.ahead) for loss in by_length.values())
+        for cell, by_length in losses(runs).items()
+    }
+    return min(greatest, key=lambda cell: greatest[cell]) if greatest else None
+
+
+def remainders(cell: int | None) -> list[int]:
+    """Prompt tokens that may be left when the upstream ends, the suffix included."""
+    return [round(share * (cell or APPEND_TOKENS)) + SUFFIX_TOKENS for share in SHARES]
+
+
+class Cells:
+    """Measures an engine."""
+
+    def __init__(self, engine: Engine, *, seed: int = 0) -> None:
+        self._engine = engine
+        self._random = random.Random(seed)
+        self._sessions = 0
+
+    async def first_token_ms(self, length: int, cell: int | None, *, ahead: int = 0) -> float:
+        """Time to the first token behind a prompt of `length` tokens, of which the first `ahead` are in the cache."""
+        await self._engine.reset_prefix_cache()
+        sampling = Sampling(max_tokens=1, ignore_eos=True)
+        ids = self._ids(length)
+        session = self._engine.open(self._name(), cache_salt=None, sampling=sampling, grid=cell)
+        if ahead:
+            await session.append(ids[:ahead])
+        started = time.perf_counter()
+        async for _ in session.finalize(ids[ahead:], sampling):
+            break
+        return (time.perf_counter() - started) * 1e3
+
+    async def step_ms(self, length: int, count: int = 65) -> float:
+        """The median time between two tokens behind a prompt of `length` tokens."""
+        sampling = Sampling(max_tokens=count, ignore_eos=True)
+        session = self._engine.open(self._name(), cache_salt=None, sampling=sampling)
+        times = [time.perf_counter() async for _ in session.finalize(self._ids(length), sampling)]
+        return statistics.median(later - earlier for earlier, later in itertools.pairwise(times)) * 1e3
+
+    def _ids(self, count: int) -> list[int]:
+        return [self._random.randrange(self._engine.limits.vocabulary_size) for _ in range(count)]
+
+    def _name(self) -> str:
+        self._sessions += 1
+        return f"cell-{self._sessions}"
+
+
+async def measure(options: argparse.Namespace) -> list[CellRun]:
+    """Start the engine, measure every cell at every length, turn about, and shut it down."""
+    lengths = _numbers(options.lengths, "--lengths")
+    cells: list[int | None] = [None, *_numbers(options.cells, "--cells")]
+    config = load_config(options.config, {"dtype": options.dtype} if options.dtype else {})
+    serial: dict[tuple[int | None, int], list[float]] = {(cell, length): [] for cell in cells for length in lengths}
+    left: dict[tuple[int | None, int], list[float]] = {key: [] for key in serial}
+    async with engine_of(config) as engine:
+        measuring = Cells(engine, seed=options.seed)
+        steps = {length: await measuring.step_ms(length) for length in lengths}
+        for index in range(-1, options.rounds):
+            for cell in cells[::-1] if index % 2 else cells:
+                for length in lengths:
+                    serial_ms = await measuring.first_token_ms(length, cell)
+                    left_ms = [
+                        await measuring.first_token_ms(whole + more, cell, ahead=whole)
+                        for more in remainders(cell)
+                        if (whole := (length - more) // (cell or 1) * (cell or 1)) > 0
+                    ] or [serial_ms]
+                    if index >= 0:  # the first round warms up
+                        serial[cell, length].append(serial_ms)
+                        left[cell, length] += left_ms
+            print(f"round {index + 1} of {options.rounds}", file=sys.stderr, flush=True)
+        made_with = {**provenance(), "engine": msgspec.to_builtins(engine.limits), "arguments": sys.argv[1:]}
+    return [
+        CellRun(
+            cell=cell,
+            length=length,
+            serial_ms=serial[cell, length],
+            remainder_ms=left[cell, length],
+            step_ms=steps[length],
+            agents=options.agents,
+            output=options.output,
+            provenance=made_with,
+        )
+        for cell, length in serial
+    ]
+
+
+@asynccontextmanager
+async def engine_of(config: DaemonConfig) -> AsyncIterator[Engine]:
+    """The engine of a configuration's first group, in this process."""
+    group = config.groups[0]
+    worker = WorkerConfig(
+        name=group.name,
+        devices=group.devices,
+        engine=config.engine,
+        model=config.model,
+        dtype=config.dtype,
+        engine_args=config.vllm | group.vllm,
+        simulated=group.simulated or config.simulated,
+        slab_fd=-1,
+        control="",
+        bell="",
+        supervisor_pid=os.getpid(),
+    )
+    os.environ.update(config.environment | group.environment)
+    parts: Any = simulated_parts(worker) if config.engine == "simulated" else vllm_parts(worker)
+    parts.pin()
+    engine: Engine = parts.make_engine()
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.shutdown()
+
+
+def render(runs: Sequence[CellRun]) -> str:
+    """What every cell takes and loses, and which one is recommended; as Markdown."""
+    found = losses(runs)
+    lines = []
+    for length in dict.fromkeys(run.length for run in runs):
+        some = [run for run in runs if run.length == length]
+        chain = f"{some[0].agents} agents that write {some[0].output}, {some[0].step_ms:.1f} ms a token"
+        lines += [
+            f"## Prompts of {length} tokens, {chain}",
+            "",
+            "| cell | serial TTFT, ms | left TTFT, ms | chain in series, ms | read ahead, ms | loss, series | ahead |",
+            "|--:|--:|--:|--:|--:|--:|--:|",
+        ]
+        lines += [_row(run, found) for run in some]
+        lines.append("")
+    lines.append(f"Recommended: {recommended(runs) or 'nothing; measure with and without a grid'}")
+    return "\n".join(lines)
+
+
+def _row(run: CellRun, found: dict[int, dict[int, Loss]]) -> str:
+    cells = [
+        f"{statistics.median(run.serial_ms):,.0f}",
+        f"{statistics.fmean(run.remainder_ms):,.0f}",
+        f"{run.serial_chain_ms:,.0f}",
+        f"{run.ahead_chain_ms:,.0f}",
+    ]
+    loss = found.get(run.cell, {}).get(run.length) if run.cell is not None else None
+    cells += ["-", "-"] if loss is None else [f"{100 * loss.serial:+.1f} %", f"{100 * loss.ahead:+.1f} %"]
+    return f"| {run.cell or 'none'} | {' | '.join(cells)} |"
+
+
+def _numbers(text: str, flag: str) -> list[int]:
+    def read() -> Iterator[int]:
+        for part in text.split(","):
+            if not part.strip().isdigit() or int(part) < 1:
+                raise UsageError(f"{flag}: {part!r} is no number of tokens.")
+            yield int(part)
+
+    return list(read())
+
+
+def main() -> int:
+    """Run the command; returns its exit code."""
+    parser = argparse.ArgumentParser(description="Choose the cell of exactness grid by measurement.")
+    parser.add_argument("--config", type=Path, default=Path("examples/cpu.toml"))
+    parser.add_argument("--dtype", help="over the file's")
+    parser.add_argument("--lengths", default="1000,2000", help="prompt tokens, comma-separated")
+    parser.add_argument("--cells", default=DEFAULT_CELLS, help="tokens, comma-separated; no grid is always measured")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--agents", type=int, default=5, help="of the chain that is reckoned with")
+    parser.add_argument("--output", type=int, default=64, help="tokens that each of its agents writes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="JSONL file that the cells are added to")
+    parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="only report the cells of these files")
+    options = parser.parse_args()
+    try:
+        if options.report:
+            runs = [run for path in options.report for run in read_lines(path, CellRun)]
+        else:
+            runs = asyncio.run(measure(options))
+            for run in runs if options.out else ():
+                append_line(options.out, run)
+    except PingpongError as error:
+        print(f"grid_size.py: {error}", file=sys.stderr)
+        return error.exit_code
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    print(render(runs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
