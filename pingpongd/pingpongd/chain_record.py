@@ -62,6 +62,8 @@ class AgentRecord:
     """Of them, those that a dying worker or engine took along."""
     attempt: int = 1
     worker: str = ""
+    waits_for: str = ""
+    """What keeps it from being dispatched though its turn has come, in words."""
     stream: StreamRef | None = None
     opened_ns: int = 0
     finalized_ns: int = 0
@@ -115,7 +117,7 @@ class ChainRecord:
         cls, chain_id: str, job: Job, upstreams: tuple[tuple[int, ...], ...], submitted_ns: int
     ) -> ChainRecord:
         """A chain that has just been accepted."""
-        shape = chain_shape(upstreams, job.prepared)
+        shape = chain_shape(upstreams, job.prepared, job.exact.grid)
         state = new_chain(upstreams, job.chain.start)
         return cls(chain_id, job, shape, submitted_ns, state, [AgentRecord() for _ in job.chain.agents])
 
@@ -254,8 +256,10 @@ class ChainRecord:
             e2e_ms=self.e2e_ms,
             agents=[self._agent_result(index, prompt_ids=prompt_ids) for index in range(len(self.agents))],
             error=self.state.error,
-            why=self.plan.why if self.plan else self.waits_for,
+            why=self._why(),
             resumed=self.recovered or any(agent.resumed for agent in self.agents),
+            exactness=self.job.exact.level,
+            grid=self.job.exact.grid,
         )
 
     def summary(self, now_ns: int) -> ChainSummary:
@@ -269,8 +273,22 @@ class ChainRecord:
             finished_agents=sum(_AGENT_STATES[phase] == "finished" for phase in self.state.phases),
             age_s=round((now_ns - self.submitted_ns) / 1e9, 1),
             e2e_ms=self.e2e_ms,
-            why=self.waits_for if self.state.stage is Stage.QUEUED else "",
+            why=self.waits_for if self.state.stage is Stage.QUEUED else self._held_for(),
         )
+
+    def _why(self) -> str:
+        """Of a chain that runs, why it was placed as it is, and what keeps an agent of it waiting."""
+        if self.plan is None:
+            return self.waits_for
+        held = self._held_for()
+        return f"{self.plan.why}; {held}" if held else self.plan.why
+
+    def _held_for(self) -> str:
+        """What the first of the agents that are held waits for."""
+        for spec, agent in zip(self.chain.agents, self.agents, strict=True):
+            if agent.waits_for:
+                return f'agent "{spec.name}" waits for {agent.waits_for}'
+        return ""
 
     def _agent_result(self, index: int, *, prompt_ids: bool) -> AgentResult:
         agent = self.agents[index]

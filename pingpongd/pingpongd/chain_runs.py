@@ -128,6 +128,8 @@ class ChainRuns:
         if group is not None:
             names = [view.name for view in ready]
             return place(record.shape, mode, ready if group in names else standing, record.number, group)
+        if mode == "overlap" and not any(view.decode_first for view in ready):
+            return place(record.shape, mode, standing, record.number)
         if mode == "ping-pong" and len(ready) < 2:
             if len(standing) >= 2:
                 return place(record.shape, mode, standing, record.number)
@@ -279,7 +281,7 @@ class ChainRuns:
             blamed: the engine died under it; not so where its worker was asked to stop.
         """
         record, index, group = self._hops.pop(hop)
-        alone = self.room.is_alone(group, hop)
+        alone = self.room.is_alone(group, hop) and self.room.is_suspect(record, index)
         self.room.give_back(group, hop)
         agent, phase = record.agents[index], record.state.phases[index]
         if phase is Phase.WRITTEN:
@@ -349,7 +351,7 @@ class ChainRuns:
         moved = self._move(record, index, worker)
         agent.hop = hop
         try:
-            spec = hop_spec(record, index, lambda at: self._stream(record, at), self.config.chunks)
+            spec = hop_spec(record, index, lambda at: self._stream(record, at), self.config)
             self._fleet.send(worker, StartHop(spec=spec))
         except EngineError as error:  # it is gone, and will be reported lost
             _log.warning("hop_not_sent", chain=record.id, hop=hop, worker=worker.name, error=str(error))
@@ -365,16 +367,19 @@ class ChainRuns:
         return moved
 
     def _move(self, record: ChainRecord, index: int, worker: Worker) -> list[Event]:
-        """Let an agent, and in series those that follow it there, run on another group."""
+        """Let an agent, and those that were to follow it there in its one-group chain, run on another group."""
         agent = record.agents[index]
         before, agent.worker = agent.worker, worker.name
         if before == worker.name:
             return []
+        placement = record.state.placement
         for at, phase in enumerate(record.state.phases):
-            if record.state.placement == "serial" and phase is Phase.WAITING and record.agents[at].worker == before:
+            if placement != "ping-pong" and phase is Phase.WAITING and record.agents[at].worker == before:
                 record.agents[at].worker = worker.name
-        if record.state.placement == "ping-pong" and len(self.room.groups()) < 2:
+        if placement == "ping-pong" and len(self.room.groups()) < 2:
             return [Moved("serial")]  # a reader beside its upstream in one engine would slow its decoding
+        if placement == "overlap" and not worker.view().decode_first:
+            return [Moved("serial")]  # and here nothing would hold the reader back
         return []
 
     def _retry_held(self) -> None:

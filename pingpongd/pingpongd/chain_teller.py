@@ -50,7 +50,7 @@ class ChainTeller:
         """It has its logs and a plan."""
         assert record.plan is not None  # noqa: S101 - made at its start
         placement, why = record.plan.placement, record.plan.why
-        _log.info("chain_started", chain=record.id, placement=placement, why=why)
+        _log.info("chain_started", chain=record.id, placement=placement, why=why, exactness=record.job.exact.level)
         self.event(record, "started", None, placement=placement, why=why)
 
     def tokens(self, record: ChainRecord, index: int, first: int, text: str, characters: int) -> None:

@@ -23,6 +23,7 @@ from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_runs import ChainRuns
 from pingpongd.chain_state import CancelAsked, FailAsked, Stage
 from pingpongd.config import DaemonConfig
+from pingpongd.exactness import exact, unkept
 from pingpongd.fleet import Fleet
 from pingpongd.placement import chain_shape, place
 from pingpongd.store import KeyTaken, Store
@@ -112,7 +113,11 @@ class Chains:
             check_fits(record.chain, record.prepared, limits, self._room)
         except PingpongError as error:
             return f"it does not fit any more: {error}"
-        return ""
+        options = record.options
+        if options.mode == "overlap" and not any(view.decode_first for view in self.runs.room.standing()):
+            return "it asks for overlap, and no engine has the decode-first scheduler any more"
+        engines = self.runs.room.engines(options.group)
+        return unkept(record.job.exact, mode=options.mode, session=options.session, engines=engines)
 
     # ---------------------------------------------------------------------------------------------------- for clients
 
@@ -156,8 +161,15 @@ class Chains:
         reads, number = _reads(request.chain), self._count
         # Placement is asked once now, so that what cannot be placed is refused, and again when the chain starts. A
         # group whose worker is just being replaced counts: it will be back.
-        standing = self.runs.room.standing()
-        place(chain_shape(reads, prepared), request.options.mode, standing, number - 1, request.options.group)
+        standing, options = self.runs.room.standing(), request.options
+        place(chain_shape(reads, prepared), options.mode, standing, number - 1, options.group)
+        kept = exact(
+            options.exactness or request.chain.exactness or self.config.exactness,
+            mode=options.mode,
+            session=options.session,
+            engines=self.runs.room.engines(options.group),
+            grid_tokens=self.config.grid_tokens,
+        )
         self._count += 1
         job = Job(
             chain=_with_seeds(request.chain),
@@ -168,11 +180,19 @@ class Chains:
             number=number,
             submitted_at=submitted_at,
             key=request.key,
+            exact=kept,
         )
         chain_id = self._new_id()
         await self._store.add(chain_id, job)
         record = self._records[chain_id] = ChainRecord.accepted(chain_id, job, reads, submitted_ns)
-        _log.info("chain_accepted", chain=chain_id, name=request.chain.name, agents=len(record.agents))
+        _log.info(
+            "chain_accepted",
+            chain=chain_id,
+            name=request.chain.name,
+            agents=len(record.agents),
+            exactness=kept.level,
+            grid=kept.grid,
+        )
         self._enqueue(record)
         return chain_id
 

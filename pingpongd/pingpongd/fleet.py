@@ -122,7 +122,7 @@ class Fleet:
 
     def views(self) -> list[GroupView]:
         """The workers that take hops, for placement."""
-        return [GroupView(worker.name, len(worker.hops), worker.memory.held) for worker in self.ready]
+        return [worker.view() for worker in self.ready]
 
     def apply(self, config: DaemonConfig) -> None:
         """Take from a re-read configuration what can change: `watch`, `restart`, `start_seconds`, `log_dir`,

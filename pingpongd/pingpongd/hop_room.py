@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from pingpong_bus.messages import EngineLimits
 from pingpongd.chain_queue import Turn, turn_of
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import LIVE, Phase
+from pingpongd.exactness import GroupEngine, engine_kind
 from pingpongd.fleet import Fleet, Worker
 from pingpongd.ledger import GroupLedger, hop_tokens
 from pingpongd.placement import GroupView, replacement
@@ -25,8 +28,8 @@ class HopRoom:
         """Groups whose engine has died, as its hops say, and whose worker has not ended yet."""
         self._held: dict[tuple[int, int], tuple[ChainRecord, int]] = {}
         """Agents whose turn has come, by chain number and index."""
-        self._alone: dict[str, str] = {}
-        """The hop that has its group to itself, by group."""
+        self._alone: dict[str, tuple[str, str]] = {}
+        """The hop that has its group to itself, and why, by group."""
 
     @property
     def waited_for(self) -> bool:
@@ -41,7 +44,15 @@ class HopRoom:
 
     def standing(self) -> list[GroupView]:
         """The groups that take hops now or may do so again."""
-        return [GroupView(worker.name, len(worker.hops)) for worker in self._standing()]
+        return [msgspec.structs.replace(worker.view(), held=frozenset()) for worker in self._standing()]
+
+    def engines(self, group: str | None = None) -> list[GroupEngine]:
+        """The standing groups' engines, those that serve or did so last; of one group, where it is named."""
+        return [
+            GroupEngine(worker.name, worker.limits, engine_kind(worker.limits, len(worker.group.devices)))
+            for worker in self._standing()
+            if worker.limits is not None and group in (None, worker.name)
+        ]
 
     def limits(self) -> list[EngineLimits]:
         """Of the standing groups' engines, those that serve or did so last."""
@@ -70,6 +81,8 @@ class HopRoom:
         if not standing:  # where none is left at all the daemon ends, and its next start may have some
             return f'the group "{name}" is gone.' if name is not None else None
         tokens = _full_length(record, index)
+        if (unlike := self._unlike(record)) is not None:
+            return unlike
         limits = [worker.limits for worker in standing]
         if any(limit is None or GroupLedger(limit).ever_fits(tokens) for limit in limits):
             return None
@@ -83,13 +96,17 @@ class HopRoom:
         if worker is None or not self._fits(worker.name, record, index):
             return None
         self._ledgers[worker.name].take(hop, _full_length(record, index))
-        if self._suspect(record, index):
-            self._alone[worker.name] = hop
+        if why := self._wants_to_be_alone(record, index):
+            self._alone[worker.name] = hop, why
         return worker
 
     def is_alone(self, group: str, hop: str) -> bool:
         """Whether the hop has its group to itself: what happens to the engine, happens by it."""
-        return self._alone.get(group) == hop
+        return group in self._alone and self._alone[group][0] == hop
+
+    def is_suspect(self, record: ChainRecord, index: int) -> bool:
+        """Whether so many engines have died under the agent that it may be its prompt that kills."""
+        return record.agents[index].losses >= self.suspect_after
 
     def give_back(self, group: str, hop: str) -> None:
         """A hop is over; harmless where its group's engine is gone."""
@@ -101,10 +118,13 @@ class HopRoom:
     def hold(self, record: ChainRecord, index: int) -> None:
         """Let an agent wait."""
         self._held[record.number, index] = record, index
+        worker = self._target(record, index)
+        self._say_why(record, index, worker.name if worker is not None else None)
 
     def release(self, record: ChainRecord, index: int) -> None:
         """It waits no more; harmless where it does not."""
         self._held.pop((record.number, index), None)
+        record.agents[index].waits_for = ""
 
     def held_on(self, group: str) -> list[ChainRecord]:
         """The chains of held agents that name this group."""
@@ -122,40 +142,67 @@ class HopRoom:
                 continue  # its chain has ended meanwhile
             worker = self._target(record, index)
             if worker is not None:
-                if worker.name in full:
-                    continue
-                if not self._fits(worker.name, record, index):
+                if worker.name in full or not self._fits(worker.name, record, index):
                     full.add(worker.name)
+                    self._say_why(record, index, worker.name)
                     continue
             elif self.gone(record, index) is None:
+                self._say_why(record, index, None)
                 continue
-            del self._held[key]
+            self.release(record, index)
             yield record, index
 
     def _standing(self) -> list[Worker]:
         workers = self.fleet.workers.values() if self.fleet is not None else ()
         return [worker for worker in workers if worker.state != "failed"]
 
-    def _suspect(self, record: ChainRecord, index: int) -> bool:
-        return record.agents[index].losses >= self.suspect_after
+    def _unlike(self, record: ChainRecord) -> str | None:
+        """Why none of the engines may run an exact chain: all are of another kind now; None where one may be."""
+        engines, exact = self.engines(record.options.group), record.job.exact
+        if not engines or any(exact.allows(engine.kind) for engine in engines):
+            return None
+        return f'it runs at exactness "{exact.level}" on {exact.kind}, and no such engine is left.'
+
+    def _wants_to_be_alone(self, record: ChainRecord, index: int) -> str:
+        """Why the agent's hop has to have its group to itself; empty: it need not."""
+        if record.job.exact.level == "grid":
+            return "exactness grid"  # beside another request the kernels see other shapes
+        return "engines have died under it" if self.is_suspect(record, index) else ""
 
     def _fits(self, group: str, record: ChainRecord, index: int) -> bool:
+        return not self._obstacle(group, record, index)
+
+    def _obstacle(self, group: str, record: ChainRecord, index: int) -> str:
+        """What the agent's hop has to wait for on a group that serves; empty: nothing."""
         ledger = self._ledgers[group]
-        company = group in self._alone or (self._suspect(record, index) and bool(ledger.held))
-        return not company and ledger.fits(_full_length(record, index))
+        if group in self._alone:
+            return f'the group "{group}", which another agent has to itself: {self._alone[group][1]}'
+        if ledger.held and (why := self._wants_to_be_alone(record, index)):
+            return f'the group "{group}" to itself: {why}'
+        return "" if ledger.fits(_full_length(record, index)) else f'room in the group "{group}"'
+
+    def _say_why(self, record: ChainRecord, index: int, group: str | None) -> None:
+        """Note what a held agent waits for, for people."""
+        if group is None:
+            name = record.options.group
+            waits_for = "a group that serves" if name is None else f'the group "{name}", which does not serve now'
+        else:
+            waits_for = self._obstacle(group, record, index) or f'its turn on the group "{group}"'
+        record.agents[index].waits_for = waits_for
 
     def _target(self, record: ChainRecord, index: int) -> Worker | None:
         """The agent's own group, or another where that one does not serve, or has grown too small, and the submission
         does not name it."""
         tokens, name = _full_length(record, index), record.agents[index].worker
-        views = [view for view in self.groups() if self._ledgers[view.name].ever_fits(tokens)]
+        allowed = {engine.group for engine in self.engines() if record.job.exact.allows(engine.kind)}
+        views = [view for view in self.groups() if view.name in allowed and self._ledgers[view.name].ever_fits(tokens)]
         if not any(view.name == name for view in views):
             if record.options.group is not None:
                 return None
             reads = record.state.upstreams
             near = [at for at in range(len(reads)) if at in reads[index] or index in reads[at]]
-            avoid = frozenset(record.agents[at].worker for at in near if record.state.phases[at] in LIVE)
-            other = replacement(views, avoid)
+            beside = frozenset(record.agents[at].worker for at in near if record.state.phases[at] in LIVE)
+            other = replacement(views, beside, join=record.state.placement == "overlap")
             if other is None:
                 return None
             name = other

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pingpong_bus.chain import Part, RenderedMessage, raw_parts, rendered_messages
 from pingpong_bus.messages import (
     ChunkSettings,
+    DecodePace,
     HopSegment,
     HopSpec,
     JoinedPrompt,
@@ -17,16 +18,20 @@ from pingpong_bus.messages import (
     StreamSegment,
 )
 from pingpongd.chain_record import ChainRecord
+from pingpongd.config import DaemonConfig, DecodeFirstConfig
+
+_ANY_RATIO = 1e6
+"""Where a chain gives its target in milliseconds, no multiple of the decode step is to be tighter."""
 
 
-def hop_spec(record: ChainRecord, index: int, stream_of: Callable[[int], StreamRef], chunks: ChunkSettings) -> HopSpec:
+def hop_spec(record: ChainRecord, index: int, stream_of: Callable[[int], StreamRef], config: DaemonConfig) -> HopSpec:
     """Everything a worker has to know of an agent's next hop.
 
     Args:
         record: its chain.
         index: the agent.
         stream_of: the token log of an agent, with the endpoint that rings for it.
-        chunks: the daemon's; a submission may ask for others.
+        config: the daemon's: its chunks, where the submission asks for no others, and how it paces decodes.
     """
     agent, prompt, known = record.chain.agents[index], record.prepared[index], record.agents[index]
     segments: list[HopSegment] = []
@@ -56,10 +61,28 @@ def hop_spec(record: ChainRecord, index: int, stream_of: Callable[[int], StreamR
         # The same for all hops of an agent: one that is resumed may find what the one before has computed.
         cache_salt=f"{record.id}/{index}" if record.options.isolate else None,
         session=record.options.session,
-        chunks=chunks if append_tokens is None else ChunkSettings(append_tokens=append_tokens),
+        chunks=config.chunks if append_tokens is None else ChunkSettings(append_tokens=append_tokens),
         resume=Resume(tokens=written, text_chars=known.text_chars) if written else None,
         match=text,
+        pace=decode_pace(record, index, config.decode_first),
+        grid=record.job.exact.grid,
     )
+
+
+def decode_pace(record: ChainRecord, index: int, paces: DecodeFirstConfig) -> DecodePace:
+    """How much appends of others may slow an agent's decoding: less where no other agent reads it: a user does.
+
+    Args:
+        record: its chain.
+        index: the agent.
+        paces: the daemon's, as multiples of a decode step; a target of the chain's, in ms, stands in for `final`.
+    """
+    inner = any(index in reads for reads in record.state.upstreams)
+    target_ms = record.chain.itl_target_ms
+    if target_ms is None:
+        return DecodePace(itl_ratio=paces.inner if inner else paces.final)
+    more = paces.inner / paces.final if inner else 1.0
+    return DecodePace(itl_ratio=_ANY_RATIO, itl_target_ms=target_ms * more)
 
 
 def _joined_prompt(record: ChainRecord, index: int, stream_of: Callable[[int], StreamRef]) -> JoinedPrompt | None:

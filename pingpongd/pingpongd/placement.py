@@ -6,11 +6,13 @@ placement    agent i runs on             and starts reading
 serial       the chain's one group       when every earlier agent has finished
 ping-pong    a group other than that of  at its upstreams' first tokens (or at once, if
              its last-ending upstream    the chain says ``"start": "immediate"``)
+overlap      the chain's one group       the same; the engine holds what is read to a
+                                         budget beside its decodes
 ============ =========================== ==============================================
 
 ``auto`` reads ahead only where there is cold prefill to hide. Where the agents' static prefixes already sit in one
 group's prefix cache, series is as fast and keeps the other groups free, so it is chosen; what the caches hold is
-remembered in `PrefixMemory`.
+remembered in `PrefixMemory`. It never takes overlap, which has to be asked for.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class GroupView(msgspec.Struct, frozen=True):
     """Hops that it runs now."""
     held: frozenset[str] = frozenset()
     """Digests of the static prefixes that its prefix cache holds."""
+    decode_first: bool = False
+    """Whether its engine holds appends to a budget beside decodes."""
 
 
 class ChainShape(msgspec.Struct, frozen=True):
@@ -57,14 +61,20 @@ class Plan(msgspec.Struct, frozen=True):
     why: str
 
 
-def replacement(groups: Sequence[GroupView], avoid: frozenset[str]) -> str | None:
+def replacement(groups: Sequence[GroupView], beside: frozenset[str], *, join: bool = False) -> str | None:
     """A group for an agent whose own is lost: the least busy, rather none of those that its neighbours run on.
 
     Args:
         groups: that take hops now, in the configuration's order.
-        avoid: groups of the agents that it reads from or that read from it.
+        beside: groups of the agents that it reads from or that read from it.
+        join: it overlaps with its neighbours: one of theirs is better than any other, and then one that can overlap.
     """
-    best = min(groups, key=lambda view: (view.name in avoid, view.hops), default=None)
+
+    def rank(view: GroupView) -> tuple[bool, bool, int]:
+        near = view.name in beside
+        return (not view.decode_first, not near, view.hops) if join else (False, near, view.hops)
+
+    best = min(groups, key=rank, default=None)
     return best.name if best else None
 
 
@@ -92,13 +102,22 @@ class PrefixMemory:
         return frozenset(self._held)
 
 
-def chain_shape(upstreams: Sequence[Sequence[int]], prepared: Sequence[PreparedAgent]) -> ChainShape:
-    """Boil a prepared chain down to what placement looks at."""
+def chain_shape(
+    upstreams: Sequence[Sequence[int]], prepared: Sequence[PreparedAgent], grid: int | None = None
+) -> ChainShape:
+    """Boil a prepared chain down to what placement looks at.
+
+    Args:
+        upstreams: per agent, the agents it reads.
+        prepared: per agent, its prompt.
+        grid: the cell that its prompts are cut at: only such prompts share prefix-cache entries.
+    """
+    cell = b"" if grid is None else f"grid{grid}/".encode()
     prefixes = []
     for agent in prepared:
         first = agent.segments[0] if agent.segments else None
         ids = first.ids if isinstance(first, Literals) and not agent.joined else []
-        digest = hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in ids)).hexdigest()
+        digest = hashlib.sha256(cell + b"".join(token.to_bytes(4, "little") for token in ids)).hexdigest()
         prefixes.append((digest, len(ids)))
     return ChainShape(tuple(tuple(found) for found in upstreams), tuple(prefixes))
 
@@ -111,7 +130,7 @@ def place(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: in
         mode: what its submission asks for.
         groups: the groups that take hops now, in the configuration's order.
         number: the chain's number; the k-th chain starts at group k mod N, other things equal.
-        group: run in series on this group.
+        group: run on this group alone: in series, or overlapping where `mode` says so.
 
     Raises:
         UsageError: the groups at hand cannot do what is asked.
@@ -126,7 +145,13 @@ def place(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: in
                 field="options.group",
                 hint=f"There are: {known}.",
             )
+        named = [view for view in groups if view.name == group]
+        if mode == "overlap":
+            return Plan("overlap", (_overlapping(named)[0].name,) * len(shape.upstreams), "asked for")
         return Plan("serial", (group,) * len(shape.upstreams), "the submission names the group")
+    if mode == "overlap":
+        best = _best_serial_group(shape, _overlapping(groups), number)
+        return Plan("overlap", (best.name,) * len(shape.upstreams), "asked for")
     if mode == "ping-pong":
         if len(groups) < 2:
             raise UsageError(
@@ -139,6 +164,19 @@ def place(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: in
     if mode == "serial":
         return Plan("serial", (serial.name,) * len(shape.upstreams), "asked for")
     return _auto(shape, groups, number, serial)
+
+
+def _overlapping(groups: Sequence[GroupView]) -> list[GroupView]:
+    """Those of the groups on which agents may overlap."""
+    found = [view for view in groups if view.decode_first]
+    if not found:
+        names = ", ".join(view.name for view in groups)
+        raise UsageError(
+            f"overlap takes an engine with the decode-first scheduler, and there is none on {names}.",
+            field="mode",
+            hint="Set `decode_first.enabled` and no scheduler_cls in the configuration, or submit with another mode.",
+        )
+    return found
 
 
 def _auto(shape: ChainShape, groups: Sequence[GroupView], number: int, serial: GroupView) -> Plan:

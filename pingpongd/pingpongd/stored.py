@@ -16,6 +16,7 @@ from pingpong_bus.messages import (
     SessionKind,
     SubmitOptions,
 )
+from pingpongd.exactness import Exact
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the epoch; shown to people, and the base of deadlines and ages across restarts."""
     key: str = ""
     """Submitting again with it names this chain."""
+    exact: Exact = Exact()
+    """Chains that were accepted before there were levels are "fast"."""
 
 
 class AgentOutcome(msgspec.Struct, frozen=True, kw_only=True):

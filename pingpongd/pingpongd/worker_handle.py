@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from pingpong_bus.messages import EngineLimits, WorkerFailed, WorkerState, WorkerStatus
+from pingpong_bus.messages import EngineLimits, SchedulerState, WorkerFailed, WorkerState, WorkerStatus
 from pingpongd.config import GroupConfig
-from pingpongd.placement import PrefixMemory
+from pingpongd.placement import GroupView, PrefixMemory
 from pingpongd.process import WorkerProcess
 from pingpongd.watchdog import Serving, Starting
 
@@ -87,6 +87,7 @@ class Worker:
         self.memory = PrefixMemory(0)
         self.rss_bytes = 0
         self.output_tokens = 0
+        self.scheduler: SchedulerState | None = None
         self.last_failure = ""
         """Why the last process ended that was not asked to."""
         self._state: WorkerState = "starting"
@@ -116,7 +117,7 @@ class Worker:
         """A new start: nothing of the last process counts any more."""
         self.number += 1
         self.served, self.failure, self.order = False, None, None
-        self.rss_bytes, self.output_tokens = 0, 0
+        self.rss_bytes, self.output_tokens, self.scheduler = 0, 0, None
         self.memory.forget()
         self.watch, self.heartbeat_s = watch, heartbeat_s
         self.state, self.stage = "starting", "starting"
@@ -134,6 +135,11 @@ class Worker:
             self._waiters.append(waiter)
             await waiter
 
+    def view(self) -> GroupView:
+        """As placement sees it."""
+        decode_first = self.limits is not None and self.limits.decode_first
+        return GroupView(self.name, len(self.hops), self.memory.held, decode_first)
+
     def status(self) -> WorkerStatus:
         """As clients see it."""
         running = self.process is not None and self.process.exit_code is None
@@ -149,6 +155,7 @@ class Worker:
             output_tokens=self.output_tokens,
             restarts=max(0, self.number - 1),
             failure=self.last_failure,
+            scheduler=self.scheduler,
         )
 
     def wake(self) -> None:

@@ -13,11 +13,13 @@ import zmq.asyncio
 from pingpong_bus import codec
 from pingpong_bus.errors import EngineError, EngineLost, MessageError, error_from_code
 from pingpong_bus.messages import (
+    NextScored,
     PrefixCacheReset,
     Prepare,
     Prepared,
     RequestFailed,
     ResetPrefixCache,
+    ScoreNext,
     SupervisorMessage,
     WorkerMessage,
 )
@@ -31,8 +33,8 @@ _QUIET_SECONDS = 0.05
 _MOST_WAITS = 20
 _FRAMES_IN_A_ROW = 64
 
-Answer = Prepared | PrefixCacheReset
-Request = Callable[[int], Prepare | ResetPrefixCache]
+Answer = Prepared | PrefixCacheReset | NextScored
+Request = Callable[[int], Prepare | ResetPrefixCache | ScoreNext]
 """Makes a request of its number."""
 
 

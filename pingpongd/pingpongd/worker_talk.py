@@ -12,6 +12,7 @@ from pingpong_bus.messages import (
     Heartbeat,
     Hello,
     Loading,
+    NextScored,
     PrefixCacheReset,
     Prepared,
     Ready,
@@ -69,7 +70,8 @@ class WorkerTalk:
             case Heartbeat():
                 self._watch.beat(worker, message)
                 worker.rss_bytes, worker.output_tokens = message.rss_bytes, message.output_tokens
-            case Prepared() | RequestFailed() | PrefixCacheReset():
+                worker.scheduler = message.scheduler
+            case Prepared() | RequestFailed() | PrefixCacheReset() | NextScored():
                 self._link.answer(worker, message)
             case _ if worker.served:
                 self._listener.hop_message(worker, message)

@@ -43,7 +43,7 @@ from pingpong_bus.slab import LogState, Slab
 from pingpong_bus.token_log import TokenLogReader, TokenLogWriter
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chains import Chains
-from pingpongd.config import parse_config
+from pingpongd.config import GroupConfig, parse_config
 from pingpongd.placement import GroupView, PrefixMemory
 from pingpongd.stored import AgentOutcome, EndedChain, Job, LiveChain
 from pingpongd.worker_handle import EndOrder
@@ -56,6 +56,9 @@ LIMITS = EngineLimits(
     block_size=16,
     kv_tokens=10_000,
     max_num_seqs=8,
+    device="d",
+    grid_tokens=64,
+    decode_first=True,
 )
 SLOTS = 7
 OUTPUT = 3
@@ -84,9 +87,13 @@ class FakeWorker:
         self.order: EndOrder | None = None
         self.hops: set[str] = set()
         self.memory = PrefixMemory(10_000)
+        self.group = GroupConfig(name=name, devices=["cpu:0"])
         self.reachable = True
         self.running: dict[str, FakeHop] = {}
         self.reports: deque[WorkerMessage] = deque()
+
+    def view(self) -> GroupView:
+        return GroupView(self.name, len(self.hops), self.memory.held, self.limits.decode_first)
 
 
 class FakeFleet:
@@ -104,7 +111,7 @@ class FakeFleet:
         return [hop for worker in self.workers.values() for hop in worker.running.values()]
 
     def views(self) -> list[GroupView]:
-        return [GroupView(worker.name, len(worker.hops), worker.memory.held) for worker in self.ready]
+        return [worker.view() for worker in self.ready]
 
     async def prepare(self, chain: Chain, inputs: dict[str, str]) -> list[PreparedAgent]:
         if not self.ready:
@@ -376,13 +383,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.service.give_up_after(ends)
 
     @precondition(lambda self: self.service.fleet.ready)
-    @rule(data=st.data(), mode=st.sampled_from(["auto", "serial", "ping-pong"]), ids=st.booleans())
+    @rule(data=st.data(), mode=st.sampled_from(["auto", "serial", "ping-pong", "overlap"]), ids=st.booleans())
     def submit(self, data: st.DataObject, mode: str, ids: bool) -> None:
         count = data.draw(st.integers(1, 4))
         reads = [data.draw(st.sets(st.integers(0, at - 1), max_size=2)) if at else set() for at in range(count)]
         start = data.draw(st.sampled_from(["first_token", "immediate"]))
         try:
-            self.service.submit(chain_reading(reads, ids=ids, start=start), mode, priority=data.draw(st.integers(0, 1)))
+            exactness = "fast" if mode == "overlap" else data.draw(st.sampled_from(["fast", "grid"]))
+            priority = data.draw(st.integers(0, 1))
+            chain = chain_reading(reads, ids=ids, start=start)
+            self.service.submit(chain, mode, priority=priority, exactness=exactness)
         except PingpongError:
             queued = self.service.chains.counts().get("queued", 0)
             assert queued >= 4, "refused without a reason"
@@ -447,6 +457,12 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.service.slab.free_slots + held == SLOTS
         ends = [event.chain for event in self.service.events if event.kind == "ended"]
         assert len(ends) == len(set(ends)), "a chain ended twice"
+
+    @invariant()
+    def a_hop_on_the_grid_is_alone(self) -> None:
+        for worker in self.service.fleet.workers.values() if hasattr(self, "service") else ():
+            grids = [hop.spec.grid for hop in worker.running.values()]
+            assert len(grids) < 2 or not any(grids)
 
     def teardown(self) -> None:
         if not hasattr(self, "service"):

@@ -17,7 +17,7 @@ import zmq.asyncio
 from fleet_host import CHAIN, FleetHost, fleet_config, fleet_host
 from pingpong_bus import codec
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost, Overloaded
-from pingpong_bus.messages import StartHop
+from pingpong_bus.messages import PROTOCOL_VERSION, StartHop
 from pingpong_worker.config import SimulatedSettings
 from pingpongd.process import WorkerProcess
 
@@ -280,6 +280,7 @@ async def test_prefix_caches_are_emptied(folder: Path) -> None:
 async def test_a_worker_of_another_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "PROTOCOL_VERSION", codec.PROTOCOL_VERSION + 1)
     async with fleet_host(folder, fleet_config("a"), start=False) as host:
-        with pytest.raises(ConfigError, match='group "a": The message is of protocol version 2, this side speaks 3'):
+        theirs = f"of protocol version {PROTOCOL_VERSION}, this side speaks {PROTOCOL_VERSION + 1}"
+        with pytest.raises(ConfigError, match=f'group "a": The message is {theirs}'):
             await host.start()
         assert host.fleet.refused_frames == 1

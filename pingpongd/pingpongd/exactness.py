@@ -1,0 +1,154 @@
+"""What is promised of a chain's output, and whether the engines can keep it. Pure.
+
+========== ==================================================== =====================================================
+level      promises                                             takes
+========== ==================================================== =====================================================
+fast       nothing of the last bit                              nothing
+grid       the same ids in series and read ahead                prompts cut on one grid, a hop alone on its group
+invariant  the same ids whatever runs beside it                 vLLM's batch-invariant kernels
+========== ==================================================== =====================================================
+
+Both exact levels take engines of one kind: others round differently, and any of them may have to finish what another
+one has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pingpong_bus.chain import Exactness
+from pingpong_bus.errors import UsageError
+from pingpong_bus.messages import EngineLimits, Mode, SessionKind
+
+
+class EngineKind(msgspec.Struct, frozen=True):
+    """What an engine's rounding depends on, beside how it is used."""
+
+    engine: str
+    model: str
+    dtype: str
+    device: str
+    devices: int
+    """A tensor-parallel engine adds up in another order."""
+
+    def __str__(self) -> str:
+        count = f"{self.devices} x " if self.devices > 1 else ""
+        return f"{self.engine}, {self.model}, {self.dtype or 'dtype unknown'}, {count}{self.device or 'device unknown'}"
+
+
+class GroupEngine(msgspec.Struct, frozen=True):
+    """A group's engine, as exactness sees it."""
+
+    group: str
+    limits: EngineLimits
+    kind: EngineKind
+
+
+class Exact(msgspec.Struct, frozen=True):
+    """What a chain was accepted at; kept with it, so that it goes on alike after a restart."""
+
+    level: Exactness = "fast"
+    grid: int | None = None
+    """The cell in tokens, at level "grid"."""
+    kind: EngineKind | None = None
+    """Of the engines that may run it; None at level "fast": any."""
+
+    def allows(self, kind: EngineKind) -> bool:
+        """Whether an engine of this kind may run it."""
+        return self.kind is None or self.kind == kind
+
+
+def engine_kind(limits: EngineLimits, devices: int) -> EngineKind:
+    """The kind of an engine.
+
+    Args:
+        limits: what it reports.
+        devices: how many it spans.
+    """
+    return EngineKind(limits.engine, limits.model, limits.dtype, limits.device, devices)
+
+
+def exact(
+    level: Exactness,
+    *,
+    mode: Mode,
+    session: SessionKind | None,
+    engines: Sequence[GroupEngine],
+    grid_tokens: int | None,
+) -> Exact:
+    """How a chain's level is kept.
+
+    Args:
+        level: of the submission, else of the chain, else the daemon's default.
+        mode: that the submission asks for.
+        session: the kind that it asks for; None: the engine's default.
+        engines: of the groups that the chain may run on; at least one.
+        grid_tokens: the configured cell; None: the largest that the engines like best.
+
+    Raises:
+        UsageError: the level cannot be kept, and why.
+    """
+    if level == "fast":
+        return Exact()
+    first = engines[0]
+    for other in engines[1:]:
+        if other.kind != first.kind:
+            raise _refused(
+                level,
+                f'the groups "{first.group}" ({first.kind}) and "{other.group}" ({other.kind}) round differently',
+                'Name one of the groups, or submit with exactness "fast".',
+            )
+    if level == "invariant":
+        for engine in engines:
+            if not engine.limits.batch_invariant:
+                raise _refused(
+                    level,
+                    f'the engine of group "{engine.group}" does not run batch-invariant kernels',
+                    "Set `batch_invariant = true` in the daemon's configuration and start it anew.",
+                )
+        return Exact(level, kind=first.kind)
+    if mode == "overlap":
+        raise _refused(
+            level,
+            'with placement "overlap" agents share a device, and a hop has to have it to itself',
+            'Take exactness "invariant" or "fast", or another mode.',
+        )
+    for engine in engines:
+        if not engine.limits.grid_tokens:
+            why = engine.limits.grid_refusal or "it cannot be held to a grid"
+            raise _refused(level, f'the engine of group "{engine.group}": {why.rstrip(".")}', 'Take exactness "fast".')
+        if (session or engine.limits.sessions[0]) == "streaming-input":
+            raise _refused(
+                level,
+                "a streaming-input session cuts its prompt where chunks end",
+                'Ask for the session "prefix-cache".',
+            )
+    cell = grid_tokens or max(engine.limits.grid_tokens for engine in engines)
+    return Exact(level, cell, first.kind)
+
+
+def unkept(kept: Exact, *, session: SessionKind | None, mode: Mode, engines: Sequence[GroupEngine]) -> str:
+    """Why a chain that was accepted cannot run on these engines; empty where it can.
+
+    Args:
+        kept: what it was accepted at.
+        session: as for `exact`.
+        mode: as for `exact`.
+        engines: as for `exact`; where there are none now, there may be some later.
+    """
+    if kept.level == "fast" or not engines:
+        return ""
+    try:
+        exact(kept.level, mode=mode, session=session, engines=engines, grid_tokens=kept.grid)
+    except UsageError as error:
+        return error.message.rstrip(".")
+    kind = engines[0].kind
+    if kept.allows(kind):
+        return ""
+    return f'it was accepted at exactness "{kept.level}" for {kept.kind}, and the daemon serves {kind}'
+
+
+def _refused(level: Exactness, why: str, hint: str) -> UsageError:
+    return UsageError(f'exactness "{level}" cannot be kept: {why}.', field="exactness", hint=hint)
