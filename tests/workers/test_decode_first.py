@@ -1,0 +1,247 @@
+"""The policy: which grant and why, what it learns by, and its bounds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pingpong_worker.decode_first import LEAST_TOKENS, MEASURE, PATIENCE, DecodeFirst, Grant, StepView
+from pingpong_worker.step_prices import StepPrices, attention_work
+
+GRAPHS = [1, 2, 4, 8, *range(16, 513, 16)]
+MAX_TOKENS = 2048
+
+
+def view(**changes: object) -> StepView:
+    usual: dict[str, object] = {
+        "decodes": 1,
+        "decode_work": 1000.0,
+        "target_ratio": 1.3,
+        "target_ms": None,
+        "append_tokens": 5000,
+        "append_context": 1000,
+        "finalizes_wait": False,
+        "starved_steps": 0,
+    }
+    return StepView(**{**usual, **changes})  # type: ignore[arg-type]
+
+
+class Engine:
+    """A machine with a price list, and a scheduler that does what the policy says."""
+
+    def __init__(self, graphs: list[int], *, step: float, row: float, work: float, mixed: float, noise: float) -> None:
+        self.graphs = graphs
+        self._step, self._row, self._work, self._mixed, self._noise = step, row, work, mixed, noise
+        self._draw = random.Random(3)
+        self.prices = StepPrices(graphs)
+        self.policy = DecodeFirst(self.prices, graphs, MAX_TOKENS)
+        self.starved = 0
+
+    def cost(self, rows: int, work: float, *, mixed: bool) -> float:
+        size = next((size for size in self.graphs if size >= rows), rows)
+        return self._step + self._row * size + self._work * work + (self._mixed if mixed else 0.0)
+
+    def take(self, rows: int, work: float, *, mixed: bool) -> float:
+        """A step; its price is learnt."""
+        seconds = self.cost(rows, work, mixed=mixed) * self._draw.uniform(1 - self._noise, 1 + self._noise)
+        self.prices.learn(rows, work, seconds, mixed=mixed)
+        return seconds
+
+    def decode(self, **changes: object) -> tuple[Grant, float]:
+        """A step with decodes, and what the machine's price list says of it, as a multiple of the one without."""
+        seen = view(starved_steps=self.starved, **changes)
+        grant = self.policy.grant(seen)
+        if seen.append_tokens:
+            self.starved = 0 if grant.tokens else self.starved + 1
+        work = seen.decode_work + attention_work(seen.append_context, grant.tokens)
+        self.take(seen.decodes + grant.tokens, work, mixed=grant.tokens > 0)
+        alone = self.cost(seen.decodes, seen.decode_work, mixed=False)
+        return grant, self.cost(seen.decodes + grant.tokens, work, mixed=grant.tokens > 0) / alone
+
+
+def gpu(noise: float = 0.03) -> Engine:
+    return Engine(GRAPHS, step=8.4e-3, row=20e-6, work=2.4e-9, mixed=0.4e-3, noise=noise)
+
+
+def cpu(noise: float = 0.03) -> Engine:
+    return Engine([], step=15.4e-3, row=0.6e-3, work=10e-9, mixed=0.0, noise=noise)
+
+
+def prefill(engine: Engine) -> None:
+    """What an engine has seen after its warm-up."""
+    for tokens in (16, 64, 256):
+        engine.take(tokens, attention_work(0, tokens), mixed=True)
+
+
+def test_nothing_to_append() -> None:
+    assert gpu().policy.grant(view(append_tokens=0)) == Grant(0, "no appends")
+
+
+def test_a_prompt_that_is_waited_for_has_the_step() -> None:
+    assert gpu().policy.grant(view(finalizes_wait=True)) == Grant(0, "finalize")
+    assert gpu().policy.grant(view(finalizes_wait=True, decodes=0, decode_work=0.0)) == Grant(0, "finalize")
+
+
+def test_full_speed_where_nothing_decodes() -> None:
+    assert gpu().policy.grant(view(decodes=0, decode_work=0.0)) == Grant(MAX_TOKENS, "full speed")
+    assert gpu().policy.grant(view(decodes=0, decode_work=0.0, append_tokens=7)) == Grant(7, "full speed")
+
+
+def test_decodes_are_priced_before_anything_rides_on_them() -> None:
+    engine = gpu()
+    assert engine.policy.grant(view()) == Grant(0, "unpriced")
+    engine.take(1, 1000, mixed=False)
+    assert engine.policy.grant(view()).tokens > 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from([gpu, cpu]),
+    ratio=st.floats(1.1, 3),
+    decodes=st.integers(1, 12),
+    context=st.integers(0, 12000),
+    warm=st.booleans(),
+)
+def test_no_step_passes_the_target_once_prices_are_known(
+    kind: type[Engine], ratio: float, decodes: int, context: int, warm: bool
+) -> None:
+    engine = kind()  # type: ignore[call-arg]
+    if warm:
+        prefill(engine)
+    changes = {
+        "target_ratio": ratio,
+        "decodes": decodes,
+        "decode_work": 2000.0 * decodes,
+        "append_context": context,
+    }
+    for _ in range(300):
+        engine.decode(**changes)
+    for _ in range(200):
+        grant, multiple = engine.decode(**changes)
+        if grant.reason != "starved":
+            assert multiple <= ratio * 1.08
+
+
+def test_it_explores_from_nothing_up_to_what_the_target_bears() -> None:
+    engine = gpu(noise=0.0)
+    grants = [engine.decode(target_ratio=2.0)[0] for _ in range(400)]
+    assert {"unpriced", "exploring"} <= {grant.reason for grant in grants[:60]}
+    best = max(
+        size - 1
+        for size in GRAPHS
+        if engine.cost(size, 1000 + attention_work(1000, size - 1), mixed=True)
+        <= 2.0 * engine.cost(1, 1000, mixed=False)
+    )
+    assert best >= 255
+    assert max(grant.tokens for grant in grants[-50:]) >= 0.8 * best
+    tried = [grant.tokens for grant in grants if grant.tokens]
+    assert all(after <= 2 * max(tried[:at]) + 16 for at, after in enumerate(tried) if at), "in small steps"
+
+
+def test_sizes_fill_graphs() -> None:
+    engine = gpu(noise=0.0)
+    prefill(engine)
+    for _ in range(200):
+        engine.decode(decodes=3, decode_work=3000.0)
+    grants = [engine.decode(decodes=3, decode_work=3000.0)[0] for _ in range(20)]
+    assert all(grant.tokens + 3 in GRAPHS for grant in grants if grant.tokens)
+    assert any(grant.tokens for grant in grants)
+
+
+def test_the_tighter_of_ratio_and_time_counts() -> None:
+    engine = cpu(noise=0.0)
+    prefill(engine)
+    for _ in range(100):
+        engine.decode()
+    by_ratio = engine.policy.grant(view(target_ratio=3.0)).tokens
+    by_time = engine.policy.grant(view(target_ratio=3.0, target_ms=22.0)).tokens
+    assert 0 < by_time < by_ratio
+    assert engine.policy.grant(view(target_ratio=1.3, target_ms=10_000.0)).tokens < by_ratio
+    assert engine.policy.grant(view(target_ms=1.0)) == Grant(0, "target")
+
+
+def test_a_ride_that_costs_more_than_a_prefill_of_its_own_is_left() -> None:
+    # A mixed step costs 4 ms more however few tokens it has; a prefill at full speed 0.02 ms a token.
+    engine = Engine(GRAPHS, step=8e-3, row=20e-6, work=0.0, mixed=4e-3, noise=0.0)
+    for tokens in (1, 16, 64, 512, 2048):
+        for _ in range(4):
+            engine.take(tokens, 0, mixed=True)
+    engine.take(1, 0, mixed=False)
+    assert engine.policy.grant(view(target_ratio=2.0, append_tokens=20)) == Grant(0, "dear")
+    grant = engine.policy.grant(view(target_ratio=2.5, append_tokens=500))
+    assert grant.tokens > 100
+
+
+@given(
+    ratio=st.floats(1.0, 3.0),
+    target_ms=st.none() | st.floats(0.001, 50),
+    tokens=st.integers(1, 3000),
+    decodes=st.integers(0, 40),
+    finalizes=st.booleans(),
+    graphs=st.booleans(),
+    seen=st.booleans(),
+)
+def test_no_append_starves(
+    ratio: float, target_ms: float | None, tokens: int, decodes: int, finalizes: bool, graphs: bool, seen: bool
+) -> None:
+    """In any PATIENCE + 1 steps with appends waiting, one computes some of them."""
+    engine = gpu() if graphs else cpu()
+    if seen:
+        prefill(engine)
+        engine.take(max(1, decodes), 1000.0 * decodes, mixed=False)
+    granted = 0
+    for starved in range(PATIENCE + 1):
+        seen_view = view(
+            target_ratio=ratio,
+            target_ms=target_ms,
+            append_tokens=tokens,
+            decodes=decodes,
+            decode_work=1000.0 * decodes,
+            finalizes_wait=finalizes,
+            starved_steps=starved,
+        )
+        grant = engine.policy.grant(seen_view)
+        assert 0 <= grant.tokens <= min(tokens, MAX_TOKENS - decodes)
+        granted = grant.tokens
+        if granted:
+            break
+    assert granted > 0
+
+
+def test_a_starved_append_gets_little_where_the_target_bears_nothing() -> None:
+    engine = cpu(noise=0.0)
+    prefill(engine)
+    engine.take(1, 1000, mixed=False)
+    assert engine.policy.grant(view(target_ratio=1.0, starved_steps=PATIENCE)) == Grant(LEAST_TOKENS, "starved")
+
+
+def test_the_step_without_appends_is_measured_again_and_again() -> None:
+    engine = gpu()
+    prefill(engine)
+    engine.take(1, 1000, mixed=False)
+    reasons = [engine.decode()[0].reason for _ in range(3 * MEASURE + 3)]
+    assert reasons.count("measuring") == 3
+
+
+def test_a_machine_that_became_faster_is_not_slowed_by_old_prices() -> None:
+    engine = cpu(noise=0.0)
+    prefill(engine)
+    for _ in range(100):
+        engine.decode()
+    engine._step, engine._row = engine._step / 2, engine._row / 2
+    for _ in range(2000):
+        engine.decode()
+    multiples = [engine.decode()[1] for _ in range(100)]
+    assert max(multiples) <= 1.3 * 1.05
+
+
+@pytest.mark.parametrize("decodes", [512, 600, MAX_TOKENS])
+def test_beyond_the_largest_graph_any_size_goes(decodes: int) -> None:
+    engine = gpu(noise=0.0)
+    prefill(engine)
+    engine.take(decodes, 1000.0 * decodes, mixed=False)
+    grant = engine.policy.grant(view(decodes=decodes, decode_work=1000.0 * decodes))
+    assert grant.tokens <= MAX_TOKENS - decodes
