@@ -8,7 +8,7 @@
 No daemon: one engine, that of the configuration's first group, in this process. A small cell costs serial prefill (a
 step for each cell); a large one costs the downstream's time to first token: only whole cells are computed ahead, and
 what is left, half a cell on average and the suffix, is prefilled when the upstream has ended. Both are measured and
-put into the expected time of a chain, and so is what an engine does without a grid. Recommended is the cell whose
+put into the expected time of a chain, and so is what the engine does without a grid. Recommended is the cell whose
 greater loss, in series or read ahead, at any length, is the least.
 """
 
@@ -52,16 +52,18 @@ SHARES = (0.125, 0.375, 0.625, 0.875)
 
 
 class CellRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a results file: one way to cut prompts, at one length."""
+    """A line of a results file: one way to cut prompts, at one length, in one round."""
 
     cell: int | None
     """None: no grid."""
     length: int
     """Tokens of the prompt."""
-    serial_ms: list[float]
-    """Time to first token of the whole prompt, with an empty cache; one a round."""
-    remainder_ms: list[float]
-    """Time to first token where what can be read ahead is in the cache; one for each of `SHARES`, a round."""
+    index: int
+    """Of the round: runs of one round stand side by side."""
+    serial_ms: float
+    """Time to first token of the whole prompt, with an empty cache."""
+    left_ms: list[float]
+    """Time to first token where what can be read ahead is in the cache, for each of `SHARES`."""
     step_ms: float
     """A decode step behind a prompt of this length."""
     agents: int
@@ -69,20 +71,25 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
     """Of the chain that is reckoned with."""
     provenance: dict[str, Any]
 
-    @property
-    def serial_chain_ms(self) -> float:
-        """A chain in series: every agent's prompt is prefilled, and then it decodes."""
-        return self.agents * (statistics.median(self.serial_ms) + self._decode_ms)
 
-    @property
-    def ahead_chain_ms(self) -> float:
-        """A chain read ahead: of all but the first agent, only what is left is prefilled after the upstream's end."""
-        downstream = (self.agents - 1) * statistics.fmean(self.remainder_ms)
-        return statistics.median(self.serial_ms) + downstream + self.agents * self._decode_ms
+class CellTimes(msgspec.Struct, frozen=True):
+    """What the runs of one cell at one length say, in ms."""
 
-    @property
-    def _decode_ms(self) -> float:
-        return (self.output - 1) * self.step_ms
+    serial: float
+    """Median time to first token in series."""
+    left: float
+    """Mean over `SHARES` of the median time to first token read ahead."""
+    serial_chain: float
+    """A chain in series: every agent's prompt is prefilled, and then it decodes."""
+    ahead_chain: float
+    """A chain read ahead: of all but the first agent, only what is left is prefilled after the upstream's end."""
+
+    @classmethod
+    def of(cls, runs: Sequence[CellRun]) -> CellTimes:
+        agents, decode = runs[0].agents, (runs[0].output - 1) * runs[0].step_ms
+        serial = statistics.median(run.serial_ms for run in runs)
+        left = statistics.fmean(map(statistics.median, zip(*(run.left_ms for run in runs), strict=True)))
+        return cls(serial, left, agents * (serial + decode), serial + (agents - 1) * left + agents * decode)
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -92,14 +99,23 @@ class Loss(msgspec.Struct, frozen=True):
     ahead: float
 
 
+def cell_times(runs: Sequence[CellRun]) -> dict[tuple[int | None, int], CellTimes]:
+    """By cell and length, in the order of the runs."""
+    grouped: dict[tuple[int | None, int], list[CellRun]] = {}
+    for run in runs:
+        grouped.setdefault((run.cell, run.length), []).append(run)
+    return {key: CellTimes.of(some) for key, some in grouped.items()}
+
+
 def losses(runs: Sequence[CellRun]) -> dict[int, dict[int, Loss]]:
     """By cell, and then by length."""
-    free = {run.length: run for run in runs if run.cell is None}
+    times = cell_times(runs)
     found: dict[int, dict[int, Loss]] = {}
-    for run in runs:
-        if run.cell is not None and (other := free.get(run.length)) is not None:
-            loss = Loss(run.serial_chain_ms / other.serial_chain_ms - 1, run.ahead_chain_ms / other.ahead_chain_ms - 1)
-            found.setdefault(run.cell, {})[run.length] = loss
+    for (cell, length), some in times.items():
+        free = times.get((None, length))
+        if cell is not None and free is not None:
+            loss = Loss(some.serial_chain / free.serial_chain - 1, some.ahead_chain / free.ahead_chain - 1)
+            found.setdefault(cell, {})[length] = loss
     return found
 
 
@@ -125,16 +141,22 @@ class Cells:
         self._random = random.Random(seed)
         self._sessions = 0
 
-    async def first_token_ms(self, length: int, cell: int | None, *, ahead: int = 0) -> float:
-        """Time to the first token behind a prompt of `length` tokens, of which the first `ahead` are in the cache."""
+    async def times_ms(self, length: int, cell: int | None) -> tuple[float, list[float]]:
+        """Times to first token behind a prompt of about `length` tokens: all of it to prefill, then what is left."""
         await self._engine.reset_prefix_cache()
-        sampling = Sampling(max_tokens=1, ignore_eos=True)
         ids = self._ids(length)
+        serial_ms = await self._first_token_ms(ids, cell)
+        left_ms = []
+        for more in remainders(cell):
+            known = max(0, length - more) // (cell or 1) * (cell or 1)
+            left_ms.append(await self._first_token_ms([*ids[:known], *self._ids(more)], cell))
+        return serial_ms, left_ms
+
+    async def _first_token_ms(self, ids: Sequence[int], cell: int | None) -> float:
+        sampling = Sampling(max_tokens=1, ignore_eos=True)
         session = self._engine.open(self._name(), cache_salt=None, sampling=sampling, grid=cell)
-        if ahead:
-            await session.append(ids[:ahead])
         started = time.perf_counter()
-        async for _ in session.finalize(ids[ahead:], sampling):
+        async for _ in session.finalize(ids, sampling):
             break
         return (time.perf_counter() - started) * 1e3
 
@@ -158,38 +180,32 @@ async def measure(options: argparse.Namespace) -> list[CellRun]:
     lengths = _numbers(options.lengths, "--lengths")
     cells: list[int | None] = [None, *_numbers(options.cells, "--cells")]
     config = load_config(options.config, {"dtype": options.dtype} if options.dtype else {})
-    serial: dict[tuple[int | None, int], list[float]] = {(cell, length): [] for cell in cells for length in lengths}
-    left: dict[tuple[int | None, int], list[float]] = {key: [] for key in serial}
+    runs: list[CellRun] = []
     async with engine_of(config) as engine:
         measuring = Cells(engine, seed=options.seed)
+        made_with = {**provenance(), "engine": msgspec.to_builtins(engine.limits), "arguments": sys.argv[1:]}
         steps = {length: await measuring.step_ms(length) for length in lengths}
         for index in range(-1, options.rounds):
-            for cell in cells[::-1] if index % 2 else cells:
-                for length in lengths:
-                    serial_ms = await measuring.first_token_ms(length, cell)
-                    left_ms = [
-                        await measuring.first_token_ms(whole + more, cell, ahead=whole)
-                        for more in remainders(cell)
-                        if (whole := (length - more) // (cell or 1) * (cell or 1)) > 0
-                    ] or [serial_ms]
-                    if index >= 0:  # the first round warms up
-                        serial[cell, length].append(serial_ms)
-                        left[cell, length] += left_ms
+            for cell, length in itertools.product(cells[::-1] if index % 2 else cells, lengths):
+                serial_ms, left_ms = await measuring.times_ms(length, cell)
+                if index < 0:  # warms up
+                    continue
+                run = CellRun(
+                    cell=cell,
+                    length=length,
+                    index=index,
+                    serial_ms=serial_ms,
+                    left_ms=left_ms,
+                    step_ms=steps[length],
+                    agents=options.agents,
+                    output=options.output,
+                    provenance=made_with,
+                )
+                runs.append(run)
+                if options.out:
+                    append_line(options.out, run)
             print(f"round {index + 1} of {options.rounds}", file=sys.stderr, flush=True)
-        made_with = {**provenance(), "engine": msgspec.to_builtins(engine.limits), "arguments": sys.argv[1:]}
-    return [
-        CellRun(
-            cell=cell,
-            length=length,
-            serial_ms=serial[cell, length],
-            remainder_ms=left[cell, length],
-            step_ms=steps[length],
-            agents=options.agents,
-            output=options.output,
-            provenance=made_with,
-        )
-        for cell, length in serial
-    ]
+    return runs
 
 
 @asynccontextmanager
@@ -222,33 +238,26 @@ async def engine_of(config: DaemonConfig) -> AsyncIterator[Engine]:
 
 def render(runs: Sequence[CellRun]) -> str:
     """What every cell takes and loses, and which one is recommended; as Markdown."""
-    found = losses(runs)
+    found, times = losses(runs), cell_times(runs)
     lines = []
-    for length in dict.fromkeys(run.length for run in runs):
-        some = [run for run in runs if run.length == length]
-        chain = f"{some[0].agents} agents that write {some[0].output}, {some[0].step_ms:.1f} ms a token"
+    for run in {run.length: run for run in runs}.values():
         lines += [
-            f"## Prompts of {length} tokens, {chain}",
+            f"## Prompts of {run.length} tokens, {run.agents} agents that write {run.output}",
+            "",
+            f"A decode step takes {run.step_ms:.1f} ms.",
             "",
             "| cell | serial TTFT, ms | left TTFT, ms | chain in series, ms | read ahead, ms | loss, series | ahead |",
             "|--:|--:|--:|--:|--:|--:|--:|",
         ]
-        lines += [_row(run, found) for run in some]
+        cells = [(cell, some) for (cell, length), some in times.items() if length == run.length]
+        for cell, some in sorted(cells, key=lambda pair: pair[0] or 0):
+            loss = found.get(cell, {}).get(run.length) if cell is not None else None
+            lost = "- | -" if loss is None else f"{100 * loss.serial:+.1f} % | {100 * loss.ahead:+.1f} %"
+            figures = (some.serial, some.left, some.serial_chain, some.ahead_chain)
+            lines.append(f"| {cell or 'none'} | {' | '.join(f'{ms:,.0f}' for ms in figures)} | {lost} |")
         lines.append("")
     lines.append(f"Recommended: {recommended(runs) or 'nothing; measure with and without a grid'}")
     return "\n".join(lines)
-
-
-def _row(run: CellRun, found: dict[int, dict[int, Loss]]) -> str:
-    cells = [
-        f"{statistics.median(run.serial_ms):,.0f}",
-        f"{statistics.fmean(run.remainder_ms):,.0f}",
-        f"{run.serial_chain_ms:,.0f}",
-        f"{run.ahead_chain_ms:,.0f}",
-    ]
-    loss = found.get(run.cell, {}).get(run.length) if run.cell is not None else None
-    cells += ["-", "-"] if loss is None else [f"{100 * loss.serial:+.1f} %", f"{100 * loss.ahead:+.1f} %"]
-    return f"| {run.cell or 'none'} | {' | '.join(cells)} |"
 
 
 def _numbers(text: str, flag: str) -> list[int]:
@@ -280,8 +289,6 @@ def main() -> int:
             runs = [run for path in options.report for run in read_lines(path, CellRun)]
         else:
             runs = asyncio.run(measure(options))
-            for run in runs if options.out else ():
-                append_line(options.out, run)
     except PingpongError as error:
         print(f"grid_size.py: {error}", file=sys.stderr)
         return error.exit_code

@@ -138,8 +138,9 @@ def cell(size: int | None, serial_ms: float, left_ms: float, length: int = 1000)
     return CellRun(
         cell=size,
         length=length,
-        serial_ms=[serial_ms],
-        remainder_ms=[left_ms],
+        index=0,
+        serial_ms=serial_ms,
+        left_ms=[left_ms],
         step_ms=10.0,
         agents=5,
         output=11,
