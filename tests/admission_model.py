@@ -7,6 +7,7 @@ Queue, ledger and full lengths are the daemon's own. Modelled here is what it do
   every earlier agent has finished; in a chain that starts at once, when those that it reads are open.
 - In a group, ready agents open interrupted ones first, then by the age of their chain; the first that does not fit its
   group's ledger holds up those behind it. Agents that are not ready hold up nobody.
+- A chain may be on the grid: its hops open in a group where nothing is open, and nothing opens beside them.
 - A lost worker interrupts the group's hops. What reads an agent that is not open again at once, and has written
   nothing, gives its memory back and gets ready anew.
 
@@ -46,6 +47,9 @@ class Shape:
     """Per agent, what it really writes."""
     serial: bool = False
     immediate: bool = False
+    overlap: bool = False
+    """Its agents share a group."""
+    grid: bool = False
 
 
 @dataclass
@@ -193,7 +197,7 @@ class Model:
 
     def _placed(self, shape: Shape, number: int) -> list[ModelAgent]:
         count = len(self.limits)
-        if shape.serial:
+        if shape.serial or shape.overlap:
             return [ModelAgent(number % count) for _ in shape.reads]
         agents: list[ModelAgent] = []
         for index, reads in enumerate(shape.reads):
@@ -218,6 +222,9 @@ class Model:
         opened = False
         for _, _, index, name in line:
             chain = self.running[name]
+            beside = self._opened()[group]
+            if any(other.shape.grid for other in beside) or (chain.shape.grid and beside):
+                break
             if not self.ledgers[group].take(f"{name}/{index}", chain.tokens(index)):
                 break
             chain.agents[index].open, chain.agents[index].interrupted = True, False
@@ -265,6 +272,15 @@ class Model:
         for ledger in self.ledgers:
             ledger.give_back(f"{name}/{index}")
 
+    def _opened(self) -> list[list[ModelChain]]:
+        """By group, the chain of each open hop."""
+        opened: list[list[ModelChain]] = [[] for _ in self.limits]
+        for chain in self.running.values():
+            for agent in chain.agents:
+                if agent.open:
+                    opened[agent.group].append(chain)
+        return opened
+
     # -------------------------------------------------------------------------------------------------------- to look
 
     def check(self) -> None:
@@ -279,6 +295,8 @@ class Model:
                         assert all(
                             chain.agents[at].open or chain.agents[at].finished for at in chain.shape.reads[index]
                         )
+        for beside in self._opened():
+            assert len(beside) < 2 or not any(chain.shape.grid for chain in beside)
         for group, ledger in enumerate(self.ledgers):
             assert set(ledger.held) == opened[group]
             assert ledger.free_tokens >= 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class FakeChains:
         self.keys: dict[str, str] = {}
         self.calls: list[str] = []
         self.tokenizing = asyncio.Event()
-        """Submissions wait for it."""
+        """Submissions and scores wait for it."""
         self.tokenizing.set()
         self.under_way = 0
         self.most_under_way = 0
@@ -103,6 +103,11 @@ class FakeChains:
 
     async def reset_caches(self) -> None:
         self.calls.append("reset_caches")
+
+    async def score(self, ids: Sequence[int], tokens: Sequence[int], grid: int | None) -> list[float | None]:
+        self.calls.append(f"score {list(ids)} {list(tokens)} {grid}")
+        await self.tokenizing.wait()
+        return [None if token > len(ids) else -1.0 for token in tokens]
 
     def end(self, chain: str) -> ChainEvent:
         """It has finished; returns its last event."""

@@ -61,6 +61,7 @@ from pingpongd.fleet import Fleet, Worker
 from pingpongd.hop_room import HopRoom
 from pingpongd.hop_specs import hop_spec
 from pingpongd.placement import Plan, place
+from pingpongd.scoring import Scoring
 
 _log = structlog.get_logger()
 
@@ -99,6 +100,7 @@ class ChainRuns:
         self.room = HopRoom()
         self.configure(config)
         self.tell = ChainTeller(publish)
+        self.scoring = Scoring(self.room, self._retry_held)
         self._slab = slab
         self._listener = listener
         self._hops: dict[str, tuple[ChainRecord, int, str]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pingpong_bus.messages import ChainResult, ChainSummary, Submit
@@ -47,4 +48,8 @@ class ChainService(Protocol):
 
     async def reset_caches(self) -> None:
         """Empty every prefix cache."""
+        ...
+
+    async def score(self, ids: Sequence[int], tokens: Sequence[int], grid: int | None) -> list[float | None]:
+        """Log probability of each of the tokens to follow `ids`, with the prompt cut at multiples of `grid`."""
         ...

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import structlog
@@ -312,6 +312,15 @@ class Chains:
             raise UsageError(f"{count} chains are under way.", hint="Wait for them, or cancel them.")
         self._require_service()
         await self._fleet.reset_prefix_caches()
+
+    async def score(self, ids: Sequence[int], tokens: Sequence[int], grid: int | None) -> list[float | None]:
+        """How likely tokens are to follow others; see `Scoring`.
+
+        Raises:
+            PingpongError: they make no sense to the engines, or none can say now.
+        """
+        self._require_service()
+        return await self.runs.scoring.score(ids, tokens, grid)
 
     # ------------------------------------------------------------------------------------------------------ the queue
 

@@ -56,6 +56,7 @@ def findings(load: Callable[[], DaemonConfig]) -> Iterator[Finding]:
         "config",
         f"instance {config.instance}, {len(config.groups)} groups, engine {config.engine}, model {config.model}",
     )
+    yield passed("exactness", exactness_line(config))
     where = check_places.find_places(config, os.environ)
     yield from check_engine.engine_findings(config)
     yield from check_engine.model_findings(config, where.cache, where.uid)
@@ -63,6 +64,19 @@ def findings(load: Callable[[], DaemonConfig]) -> Iterator[Finding]:
     yield from check_places.place_findings(config, where)
     yield check_machine.clock_finding(_newest(where.state))
     yield from check_places.unit_findings(config.instance)
+
+
+def exactness_line(config: DaemonConfig) -> str:
+    """What chains are run at that ask for nothing, and how much appends may slow decodes."""
+    cell = f"{config.grid_tokens} tokens" if config.grid_tokens else "what is best on the devices"
+    kernels = "" if config.batch_invariant else "not "
+    paces = config.decode_first
+    scheduler = (
+        f"decodes first: steps up to {paces.final:g} x as long for final agents, {paces.inner:g} x for inner ones"
+        if paces.enabled
+        else "vLLM's own scheduler, so no overlap and no grid"
+    )
+    return f"{config.exactness}; cell of the grid: {cell}; kernels {kernels}batch-invariant; {scheduler}"
 
 
 def _newest(folder: Path) -> float | None:

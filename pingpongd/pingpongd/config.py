@@ -68,7 +68,7 @@ class DecodeFirstConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     final: Annotated[float, msgspec.Meta(ge=1)] = 1.3
     """While an agent decodes that no other reads: its tokens are what a user sees coming."""
     inner: Annotated[float, msgspec.Meta(ge=1)] = 2.0
-    """While only agents decode that others read: what counts is when the chain ends."""
+    """While only agents decode that others read: what counts is when the chain ends. Not below `final`."""
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,6 +184,7 @@ def parse_config(document: dict[str, Any], *, source: str = "configuration") -> 
             hint="The keys are explained in examples/cpu.toml.",
         ) from None
     _check_simulated(config)
+    _check_exactness(config)
     names = [group.name for group in config.groups]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -202,6 +203,27 @@ def parse_config(document: dict[str, Any], *, source: str = "configuration") -> 
                     )
                 owner[device] = group.name
     return config
+
+
+def _check_exactness(config: DaemonConfig) -> None:
+    """Refuse what contradicts itself, such as a default level that no chain could have."""
+    paces = config.decode_first
+    if paces.inner < paces.final:
+        raise ConfigError(
+            f"agents that others read ({paces.inner:g}) would be kept to a stricter pace than final ones "
+            f"({paces.final:g}).",
+            field="decode_first.inner",
+            hint="Raise it to `final` or above, or lower `final`.",
+        )
+    why, hint = "", ""
+    if config.exactness == "invariant" and not config.batch_invariant:
+        why, hint = "it takes batch-invariant kernels", "Set `batch_invariant = true`."
+    if config.exactness == "grid" and not paces.enabled:
+        why, hint = "it takes the decode-first scheduler", "Set `decode_first.enabled = true`."
+    if config.exactness == "grid" and config.session != "prefix-cache":
+        why, hint = "a streaming-input session cuts its prompt where chunks end", 'Set session = "prefix-cache".'
+    if why:
+        raise ConfigError(f'"{config.exactness}" cannot be the default: {why}.', field="exactness", hint=hint)
 
 
 def _check_simulated(config: DaemonConfig) -> None:

@@ -34,6 +34,8 @@ from pingpong_bus.messages import (
     ListChains,
     ResetCaches,
     ResultReply,
+    Score,
+    Scored,
     Seen,
     Snapshot,
     StatusReply,
@@ -96,6 +98,8 @@ class Control:
         )
         self._followers = Followers()
         self._turns: WeakKeyDictionary[Client, asyncio.Semaphore] = WeakKeyDictionary()
+        self._scores: WeakKeyDictionary[Client, asyncio.Lock] = WeakKeyDictionary()
+        """One client's are asked of an engine one at a time."""
         self._strangers: set[int] = set()
         """Descriptors of those who were told that they may not come in."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -281,6 +285,8 @@ class Control:
             case Drain(group=group, deadline_s=deadline_s):
                 await drain(group, deadline_s)
                 self._reply(client, Done(request=request.request))
+            case Score():
+                await self._score(client, account, request, chains)
             case Seen():
                 pass
 
@@ -299,6 +305,13 @@ class Control:
                 self._send(client, codec.encode(ended))
         finally:
             chains.start_waiting()
+
+    async def _score(self, client: bytes, account: Client, request: Score, chains: ChainService) -> None:
+        async with self._scores.setdefault(account, asyncio.Lock()):
+            if self._ledger.account(client) is not account:
+                return  # it has gone meanwhile, and takes the rest of what it asked for along
+            found = await chains.score(request.ids, request.tokens, request.grid)
+        self._reply(client, Scored(request=request.request, logprobs=found))
 
     def _snapshot(self, client: bytes, request: int, result: ChainResult, chains: ChainService) -> None:
         """Answer an Attach: not a turn of the event loop may lie between the snapshot and the registration."""

@@ -14,13 +14,17 @@ one has begun.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from pingpong_bus.chain import Exactness
 from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import EngineLimits, Mode, SessionKind
+
+_OF_MEMORY = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"})
+"""Arguments of vLLM's that say how much is cached, and touch no result."""
 
 
 class EngineKind(msgspec.Struct, frozen=True):
@@ -32,10 +36,14 @@ class EngineKind(msgspec.Struct, frozen=True):
     device: str
     devices: int
     """A tensor-parallel engine adds up in another order."""
+    arguments: dict[str, Any] = {}
+    """Raw arguments that its group alone is given: an engine that is compiled rounds unlike one that is not."""
 
     def __str__(self) -> str:
         count = f"{self.devices} x " if self.devices > 1 else ""
-        return f"{self.engine}, {self.model}, {self.dtype or 'dtype unknown'}, {count}{self.device or 'device unknown'}"
+        own = "".join(f", {name} = {value}" for name, value in self.arguments.items())
+        dtype, device = self.dtype or "dtype unknown", self.device or "device unknown"
+        return f"{self.engine}, {self.model}, {dtype}, {count}{device}{own}"
 
 
 class GroupEngine(msgspec.Struct, frozen=True):
@@ -60,14 +68,16 @@ class Exact(msgspec.Struct, frozen=True):
         return self.kind is None or self.kind == kind
 
 
-def engine_kind(limits: EngineLimits, devices: int) -> EngineKind:
+def engine_kind(limits: EngineLimits, devices: int, arguments: Mapping[str, Any]) -> EngineKind:
     """The kind of an engine.
 
     Args:
         limits: what it reports.
         devices: how many it spans.
+        arguments: raw ones that its group alone is given.
     """
-    return EngineKind(limits.engine, limits.model, limits.dtype, limits.device, devices)
+    told = {name: value for name, value in arguments.items() if name not in _OF_MEMORY}
+    return EngineKind(limits.engine, limits.model, limits.dtype, limits.device, devices, told)
 
 
 def exact(

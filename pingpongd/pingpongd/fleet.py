@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -13,10 +13,12 @@ import zmq.asyncio
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import ConfigError, EngineError, Overloaded, PingpongError
 from pingpong_bus.messages import (
+    NextScored,
     Prepare,
     Prepared,
     PreparedAgent,
     ResetPrefixCache,
+    ScoreNext,
     StartHop,
     SupervisorMessage,
     WorkerFailed,
@@ -258,6 +260,20 @@ class Fleet:
             assert isinstance(reply, Prepared)  # noqa: S101 - nothing else answers a Prepare
             return reply.agents
         raise Overloaded(f"no engine serves now: {why}.", hint="Watch `pingpong-client status` until one does.")
+
+    async def score(
+        self, worker: Worker, ids: Sequence[int], tokens: Sequence[int], grid: int | None
+    ) -> list[float | None]:
+        """Ask a worker how likely tokens are to follow `ids`.
+
+        Raises:
+            EngineError: its engine has failed, or it is gone.
+        """
+        reply = await self._link.ask(
+            worker, lambda request: ScoreNext(request=request, ids=list(ids), tokens=list(tokens), grid=grid)
+        )
+        assert isinstance(reply, NextScored)  # noqa: S101 - nothing else answers a ScoreNext
+        return reply.logprobs
 
     async def reset_prefix_caches(self) -> None:
         """Empty every serving worker's prefix cache.

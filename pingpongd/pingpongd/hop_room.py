@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import msgspec
@@ -10,10 +11,12 @@ from pingpong_bus.messages import EngineLimits
 from pingpongd.chain_queue import Turn, turn_of
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import LIVE, Phase
-from pingpongd.exactness import GroupEngine, engine_kind
+from pingpongd.exactness import EngineKind, GroupEngine, engine_kind
 from pingpongd.fleet import Fleet, Worker
 from pingpongd.ledger import GroupLedger, hop_tokens
 from pingpongd.placement import GroupView, replacement
+
+_GRID = "exactness grid"
 
 
 class HopRoom:
@@ -24,12 +27,15 @@ class HopRoom:
         self.suspect_after = 1
         """Agents under which so many engines have died run alone from then on: it may be their prompt that kills."""
         self._ledgers: dict[str, GroupLedger] = {}
+        self._kinds: dict[str, EngineKind] = {}
+        """Of the engines that serve, or did so last."""
         self._shunned: set[str] = set()
         """Groups whose engine has died, as its hops say, and whose worker has not ended yet."""
         self._held: dict[tuple[int, int], tuple[ChainRecord, int]] = {}
         """Agents whose turn has come, by chain number and index."""
         self._alone: dict[str, tuple[str, str]] = {}
         """The hop that has its group to itself, and why, by group."""
+        self._watchers: list[asyncio.Future[None]] = []
 
     @property
     def waited_for(self) -> bool:
@@ -49,7 +55,7 @@ class HopRoom:
     def engines(self, group: str | None = None) -> list[GroupEngine]:
         """The standing groups' engines, those that serve or did so last; of one group, where it is named."""
         return [
-            GroupEngine(worker.name, worker.limits, engine_kind(worker.limits, len(worker.group.devices)))
+            GroupEngine(worker.name, worker.limits, self._kinds[worker.name])
             for worker in self._standing()
             if worker.limits is not None and group in (None, worker.name)
         ]
@@ -62,7 +68,9 @@ class HopRoom:
         """A worker serves, with a fresh engine."""
         assert worker.limits is not None  # noqa: S101 - it came with Ready
         self._ledgers[worker.name] = GroupLedger(worker.limits)
+        self._kinds[worker.name] = engine_kind(worker.limits, len(worker.group.devices), worker.group.vllm)
         self._shunned.discard(worker.name)
+        self._has_changed()
 
     def shun(self, group: str) -> None:
         """Its engine is gone: nothing is sent there until another one serves."""
@@ -114,6 +122,37 @@ class HopRoom:
             self._ledgers[group].give_back(hop)
         if self.is_alone(group, hop):
             del self._alone[group]
+        self._has_changed()
+
+    def take_between(self, request: str, tokens: int, *, grid: bool) -> Worker | None:
+        """Set room aside for a request that is no hop, on the least busy group; None where there is none now.
+
+        Args:
+            request: a name of its own, for `give_back`.
+            tokens: its full length.
+            grid: it has to have its group to itself, and an engine that can be held to a grid.
+        """
+        for view in sorted(self.groups(), key=lambda view: view.hops):
+            assert self.fleet is not None  # noqa: S101 - its views were asked for
+            worker, ledger = self.fleet.workers[view.name], self._ledgers[view.name]
+            able = not grid or (worker.limits is not None and worker.limits.grid_tokens > 0 and not ledger.held)
+            if able and view.name not in self._alone and ledger.take(request, tokens):
+                if grid:
+                    self._alone[view.name] = request, _GRID
+                return worker
+        return None
+
+    async def changed(self) -> None:
+        """Wait until room is given back or a group begins to serve, and the held hops have had their turn."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        await watcher
+
+    def _has_changed(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
 
     def hold(self, record: ChainRecord, index: int) -> None:
         """Let an agent wait."""
@@ -166,7 +205,7 @@ class HopRoom:
     def _wants_to_be_alone(self, record: ChainRecord, index: int) -> str:
         """Why the agent's hop has to have its group to itself; empty: it need not."""
         if record.job.exact.level == "grid":
-            return "exactness grid"  # beside another request the kernels see other shapes
+            return _GRID  # beside another request the kernels see other shapes
         return "engines have died under it" if self.is_suspect(record, index) else ""
 
     def _fits(self, group: str, record: ChainRecord, index: int) -> bool:
@@ -194,8 +233,12 @@ class HopRoom:
         """The agent's own group, or another where that one does not serve, or has grown too small, and the submission
         does not name it."""
         tokens, name = _full_length(record, index), record.agents[index].worker
-        allowed = {engine.group for engine in self.engines() if record.job.exact.allows(engine.kind)}
-        views = [view for view in self.groups() if view.name in allowed and self._ledgers[view.name].ever_fits(tokens)]
+        allows = record.job.exact.allows
+        views = [
+            view
+            for view in self.groups()
+            if allows(self._kinds[view.name]) and self._ledgers[view.name].ever_fits(tokens)
+        ]
         if not any(view.name == name for view in views):
             if record.options.group is not None:
                 return None

@@ -9,7 +9,9 @@ from pingpongd.config import DaemonConfig
 CHANGEABLE = frozenset(
     {
         "chunks",
+        "decode_first",
         "drain_seconds",
+        "exactness",
         "log_dir",
         "log_level",
         "log_worker_output",
@@ -20,7 +22,8 @@ CHANGEABLE = frozenset(
         "watch",
     }
 )
-"""Keys that take effect at once. The others name devices, folders, engines or memory that are in use."""
+"""Keys that take effect at once. The others name devices, folders, engines or memory that are in use; so does `enabled`
+of `decode_first`, whose other keys hold for what is dispatched from then on."""
 
 
 class Reload(msgspec.Struct, frozen=True):
@@ -38,5 +41,12 @@ def merge(running: DaemonConfig, read: DaemonConfig) -> Reload:
     """Take over from `read` what can be changed while the daemon runs."""
     differ = [name for name in running.__struct_fields__ if getattr(running, name) != getattr(read, name)]
     changed = [name for name in differ if name in CHANGEABLE]
+    needs_restart = [name for name in differ if name not in CHANGEABLE]
     config = msgspec.structs.replace(running, **{name: getattr(read, name) for name in changed})
-    return Reload(config, changed, [name for name in differ if name not in CHANGEABLE])
+    if config.decode_first.enabled != running.decode_first.enabled:  # the engines have their scheduler
+        paces = msgspec.structs.replace(config.decode_first, enabled=running.decode_first.enabled)
+        config = msgspec.structs.replace(config, decode_first=paces)
+        needs_restart.append("decode_first.enabled")
+        if paces == running.decode_first:
+            changed.remove("decode_first")
+    return Reload(config, changed, needs_restart)

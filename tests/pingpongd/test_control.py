@@ -34,6 +34,8 @@ from pingpong_bus.messages import (
     ListChains,
     ResetCaches,
     ResultReply,
+    Score,
+    Scored,
     Seen,
     Snapshot,
     StatusReply,
@@ -67,6 +69,8 @@ async def test_every_request_has_its_answer(folder: Path) -> None:
         assert isinstance(await client.ask(status), StatusReply)
         result = await client.ask(lambda n: GetResult(request=n, version=V, chain="chain-0", prompt_ids=True))
         assert isinstance(result, ResultReply)
+        scored = await client.ask(lambda n: Score(request=n, version=V, ids=[5, 6], tokens=[1, 9], grid=4))
+        assert scored == Scored(request=5, logprobs=[-1.0, None])
         for build in (
             lambda n: Cancel(request=n, version=V, chain="chain-0"),
             lambda n: Forget(request=n, version=V, chain="chain-0"),
@@ -77,6 +81,7 @@ async def test_every_request_has_its_answer(folder: Path) -> None:
         assert desk.chains.calls == [
             "start_waiting",
             "result chain-0 True",
+            "score [5, 6] [1, 9] 4",
             "cancel chain-0",
             "forget chain-0",
             "reset_caches",
@@ -250,6 +255,23 @@ async def test_what_a_client_sent_before_it_left_is_done_and_nothing_is_kept_of_
         await until(lambda: desk.control.clients == 0, "no account left")
         for chain in desk.chains.results:
             desk.control.publish(tokens(chain, 0))
+
+
+async def test_scores_of_one_client_are_asked_one_at_a_time_and_not_once_it_has_gone(folder: Path) -> None:
+    async with open_desk(folder) as desk:
+        desk.chains.tokenizing.clear()
+        client, other = desk.client(), desk.client()
+        for number in range(1, 4):
+            await client.send(Score(request=number, version=V, ids=[number], tokens=[1]))
+        await other.send(Score(request=1, version=V, ids=[9], tokens=[1]))
+        await until(lambda: len(desk.chains.calls) == 2, "a client holds up another one")
+        assert sorted(desk.chains.calls) == ["score [1] [1] None", "score [9] [1] None"]
+        client.close()
+        await until(lambda: desk.control.clients == 1, "a client that has gone has an account")
+        desk.chains.tokenizing.set()
+        assert await other.receive() == Scored(request=1, logprobs=[-1.0])
+        assert isinstance(await other.ask(status), StatusReply)
+        assert len(desk.chains.calls) == 2, "an engine was asked for a client that has gone"
 
 
 async def test_a_client_that_does_not_read_is_sent_so_much_and_no_more(folder: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import Literals, OutputOf, PreparedAgent
-from pingpongd.placement import ChainShape, GroupView, PrefixMemory, chain_shape, place
+from pingpongd.placement import ChainShape, GroupView, PrefixMemory, chain_shape, place, replacement
 
 CHAIN = ((), (0,), (1,), (2,), (3,))
 COLD = ChainShape(CHAIN, tuple((f"prefix{index}", 1000) for index in range(5)))
@@ -70,6 +70,43 @@ def test_a_named_group_is_used_or_refused() -> None:
         place(COLD, "auto", TWO, 0, group="c")
 
 
+def test_overlap_takes_the_best_group_that_decodes_first() -> None:
+    idle, busy = GroupView("a", 0), GroupView("b", 3, decode_first=True)
+    plan = place(COLD, "overlap", [idle, busy], 0)
+    assert plan.placement == "overlap"
+    assert plan.groups == ("b",) * 5
+    free = GroupView("c", 0, decode_first=True)
+    assert place(COLD, "overlap", [idle, busy, free], 0).groups == ("c",) * 5
+    assert place(COLD, "overlap", [busy], 7).groups == ("b",) * 5
+
+
+def test_overlap_on_a_named_group() -> None:
+    groups = [GroupView("a", 0, decode_first=True), GroupView("b", 3, decode_first=True)]
+    plan = place(COLD, "overlap", groups, 0, group="b")
+    assert (plan.placement, plan.groups) == ("overlap", ("b",) * 5)
+
+
+@pytest.mark.parametrize("group", [None, "a"])
+def test_overlap_is_refused_where_nothing_holds_appends_back(group: str | None) -> None:
+    groups = [GroupView("a", 0)] if group is None else [GroupView("a", 0), GroupView("b", 0, decode_first=True)]
+    with pytest.raises(UsageError, match="mode: overlap takes an engine with the decode-first scheduler.* on a\\."):
+        place(COLD, "overlap", groups, 0, group=group)
+
+
+def test_auto_never_overlaps() -> None:
+    assert place(COLD, "auto", [GroupView("a", 0, decode_first=True)], 0).placement == "serial"
+
+
+def test_a_lost_agent_keeps_apart_from_its_neighbours_or_joins_them() -> None:
+    groups = [GroupView("a", 2, decode_first=True), GroupView("b", 1, decode_first=True), GroupView("c", 0)]
+    assert replacement(groups, frozenset("c")) == "b"
+    assert replacement(groups, frozenset("a"), join=True) == "a"
+    assert replacement(groups, frozenset(), join=True) == "b"
+    assert replacement(groups, frozenset("c"), join=True) == "b"
+    assert replacement(groups[2:], frozenset("a"), join=True) == "c"
+    assert replacement([], frozenset("a")) is None
+
+
 @given(st.data(), st.integers(2, 6), st.integers(0, 50))
 def test_no_agent_runs_beside_the_upstream_that_ends_last(data: st.DataObject, count: int, number: int) -> None:
     size = data.draw(st.integers(1, 8))
@@ -104,3 +141,11 @@ def test_the_shape_counts_only_the_ids_a_prompt_begins_with() -> None:
     ]
     shape = chain_shape([[], [0], [0]], prepared)
     assert [length for _, length in shape.prefixes] == [3, 0, 0]
+
+
+def test_prompts_cut_on_a_grid_share_prefixes_with_their_like_alone() -> None:
+    prepared = [PreparedAgent(segments=[Literals(ids=[1, 2, 3])])]
+    shapes = [chain_shape([[]], prepared, grid) for grid in (None, 64, 256, 64)]
+    digests = [shape.prefixes[0][0] for shape in shapes]
+    assert len(set(digests)) == 3
+    assert digests[1] == digests[3]
