@@ -63,32 +63,3 @@ def hold_cache_to_grid(manager: Any) -> None:
 
     manager.get_computed_blocks = get_computed_blocks
     manager.coordinator.cache_blocks = cache_blocks
-
-
-def grid_refusal(vllm_config: Any, grid: int) -> str:
-    """Why an engine cannot cut prompts at multiples of `grid` tokens, as the end of "cannot be held to a grid: ...".
-
-    Args:
-        vllm_config: `VllmConfig` of a started engine.
-        grid: the cell in tokens.
-
-    Returns:
-        The reason, "" where it can.
-    """
-    model, cache, scheduler = vllm_config.model_config, vllm_config.cache_config, vllm_config.scheduler_config
-    budget = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
-    threshold = scheduler.long_prefill_token_threshold
-    parallel = vllm_config.parallel_config
-    reasons = {
-        f"{grid} tokens are no multiple of the KV block of {cache.block_size}": grid % cache.block_size != 0,
-        f"a step holds {budget} tokens (max_num_batched_tokens), a cell {grid}": grid > budget,
-        f"long_prefill_token_threshold is {threshold}, a cell {grid}": 0 < threshold < grid,
-        "speculative decoding computes in steps of changing size": vllm_config.speculative_config is not None,
-        "a KV connector brings blocks that end anywhere": vllm_config.kv_transfer_config is not None,
-        "the model's layers keep a state instead of a KV cache (Mamba)": bool(model.is_hybrid)
-        or bool(model.is_attention_free),
-        "layers with a sliding window find blocks of their window only": model.get_sliding_window() is not None
-        and grid != cache.block_size,
-        "context parallelism spreads a block over devices": parallel.decode_context_parallel_size > 1,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")

@@ -58,6 +58,8 @@ class SessionFixes:
 class DecodeFirstSteps:
     """Mixin: holds appends to a budget beside decodes, and prompts with a grid to their cells."""
 
+    _clock = staticmethod(time.perf_counter)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         scheduler: Any = self
@@ -84,7 +86,7 @@ class DecodeFirstSteps:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """See `Scheduler.schedule`."""
         scheduler: Any = self
-        begun = time.perf_counter()
+        begun = self._clock()
         scheduler.running.sort(key=urgency)
         queues = [getattr(scheduler, name) for name in QUEUES if hasattr(scheduler, name)]
         content = look(scheduler.running, queues)
@@ -108,7 +110,7 @@ class DecodeFirstSteps:
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """See `Scheduler.update_from_output`."""
-        self._ledger.end(scheduler_output, time.perf_counter())
+        self._ledger.end(scheduler_output, self._clock())
         return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
     def _mamba_block_aligned_split(
