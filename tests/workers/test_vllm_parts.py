@@ -17,7 +17,7 @@ import pytest
 
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost
 from pingpong_bus.messages import EngineLimits, Sampling
-from pingpong_worker import vllm_engine, vllm_plugin, vllm_settings
+from pingpong_worker import vllm_engine, vllm_plugin, vllm_settings, vllm_start, vllm_tokenizer
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.main import vllm_parts
@@ -299,7 +299,7 @@ async def test_a_vllm_that_cannot_be_imported_is_a_fault_of_the_configuration(
     ],
 )
 def test_no_memory_can_never_work_and_is_said_in_one_sentence(error: Exception, reason: str) -> None:
-    found = vllm_engine._start_error(error, reason, config(["cpu:0"]))
+    found = vllm_start.start_error(error, reason, config(["cpu:0"]))
     assert isinstance(found, ConfigError)
     assert found.message.startswith("the model and its KV cache do not fit in memory: ")
     assert "\n" not in str(found)
@@ -307,15 +307,15 @@ def test_no_memory_can_never_work_and_is_said_in_one_sentence(error: Exception, 
 
 def test_a_killed_engine_may_have_run_out_of_memory() -> None:
     words = "Engine core initialization failed. Failed core proc(s): {'EngineCore_DP0': -9}"
-    found = vllm_engine._start_error(RuntimeError(words), "", config(["cpu:0"]))
+    found = vllm_start.start_error(RuntimeError(words), "", config(["cpu:0"]))
     assert isinstance(found, EngineError)
     assert "memory ran out" in found.hint
-    assert "memory" not in vllm_engine._start_error(RuntimeError("boom"), "", config(["cpu:0"])).hint
+    assert "memory" not in vllm_start.start_error(RuntimeError("boom"), "", config(["cpu:0"])).hint
 
 
 def test_the_tokenizer_is_the_one_that_raw_arguments_name() -> None:
     model_config = SimpleNamespace(tokenizer="org/tokenizer", tokenizer_revision="v2", trust_remote_code=True)
-    assert vllm_engine.tokenizer_source(model_config) == vllm_engine.TokenizerSource("org/tokenizer", "v2", True)
+    assert vllm_tokenizer.tokenizer_source(model_config) == vllm_tokenizer.TokenizerSource("org/tokenizer", "v2", True)
     asked: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Prompts, "load", lambda name, **how: asked.append((name, how)))
@@ -323,7 +323,7 @@ def test_the_tokenizer_is_the_one_that_raw_arguments_name() -> None:
         parts = vllm_parts(config(["cpu:0"]))
         assert parts.load_prompts(engine) is None
         assert not asked, "a model without a tokenizer"
-        patch.setattr(vllm_engine.VllmEngine, "tokenizer", vllm_engine.tokenizer_source(model_config))
+        patch.setattr(vllm_engine.VllmEngine, "tokenizer", vllm_tokenizer.tokenizer_source(model_config))
         parts.load_prompts(engine)
     assert asked == [("org/tokenizer", {"revision": "v2", "trust_remote_code": True})]
 

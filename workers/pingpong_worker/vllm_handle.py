@@ -12,10 +12,7 @@ import msgspec
 from pingpong_bus.errors import EngineError, EngineLost
 from pingpong_bus.messages import DecodePace, EngineLimits, Sampling
 from pingpong_worker.vllm_guards import check_length, check_not_empty, check_vocabulary, stop_ids
-
-MARK = "pingpong"
-"""The key in `SamplingParams.extra_args` under which a request of ours says what it is; see `Handling`."""
-
+from pingpong_worker.vllm_marks import APPEND, GRID, ITL_RATIO, ITL_TARGET_MS, KEY
 
 _DIED_HINT = "The worker's log has the reason."
 
@@ -39,21 +36,22 @@ class Handling(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.cache_salt}/grid{self.grid}" if self.cache_salt else f"grid{self.grid}"
 
     def marks(self, *, append: bool = False, decodes: bool = False) -> dict[str, dict[str, bool | int | float]]:
-        """`SamplingParams.extra_args` of one of its requests: all that the scheduler knows of us.
+        """`SamplingParams.extra_args` of one of its requests; `vllm_marks.py` says what they mean.
 
-        ``append`` (true): it only computes a prompt's beginning. ``grid`` (tokens): the cell that prompts are cut
-        in. ``itl_ratio`` and ``itl_target_ms``: of what decodes, the `DecodePace`.
+        Args:
+            append: it computes part of a prompt ahead of its answer.
+            decodes: it answers.
         """
         marks: dict[str, bool | int | float] = {}
         if append:
-            marks["append"] = True
+            marks[APPEND] = True
         if self.grid is not None:
-            marks["grid"] = self.grid
+            marks[GRID] = self.grid
         if decodes:
-            marks["itl_ratio"] = self.pace.itl_ratio
+            marks[ITL_RATIO] = self.pace.itl_ratio
             if self.pace.itl_target_ms is not None:
-                marks["itl_target_ms"] = self.pace.itl_target_ms
-        return {MARK: marks}
+                marks[ITL_TARGET_MS] = self.pace.itl_target_ms
+        return {KEY: marks}
 
 
 @dataclass

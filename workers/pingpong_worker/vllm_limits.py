@@ -8,14 +8,13 @@ from pingpong_bus.messages import EngineLimits, SessionKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.device_kind import device_kind
 from pingpong_worker.pinning import on_cpu
+from pingpong_worker.vllm_settings import is_decode_first
 from pingpong_worker.vllm_versions import Version
 
 CPU_GRID_TOKENS = 256
 CUDA_GRID_TOKENS = 1024
 """Cells of exactness "grid" where none is configured: small, so that the part of a prompt behind its last cell costs
 little; large enough that a prompt cut into cells prefills about as fast as one that is not."""
-_OURS = "pingpong_worker."
-"""Scheduler classes with this prefix are ours."""
 
 
 def engine_limits(
@@ -33,7 +32,7 @@ def engine_limits(
     cache = vllm_config.cache_config
     other: SessionKind = "streaming-input" if config.session == "prefix-cache" else "prefix-cache"
     cell = config.grid_tokens or (CPU_GRID_TOKENS if on_cpu(config.devices) else CUDA_GRID_TOKENS)
-    refusal = grid_refusal(vllm_config, cell, decode_first=config.decode_first)
+    refusal = grid_refusal(vllm_config, config, cell)
     return EngineLimits(
         engine=f"vllm {'.'.join(map(str, version))}",
         model=model,
@@ -49,31 +48,30 @@ def engine_limits(
         device=device_kind(config.devices),
         grid_tokens=0 if refusal else cell,
         grid_refusal=refusal,
-        batch_invariant=_batch_invariant(),
-        decode_first=_scheduler_refusal(vllm_config, decode_first=config.decode_first) == "",
+        batch_invariant=config.batch_invariant,
+        decode_first=is_decode_first(config),
     )
 
 
-def grid_refusal(vllm_config: Any, cell: int, *, decode_first: bool) -> str:
+def grid_refusal(vllm_config: Any, config: WorkerConfig, cell: int) -> str:
     """Why an engine cannot be held to a grid of `cell` tokens, one sentence; empty where it can.
 
     Sharing the engine with others is no matter here: whoever places chains sees to that.
     """
     return (
-        _scheduler_refusal(vllm_config, decode_first=decode_first)
+        _scheduler_refusal(config)
         or _model_refusal(vllm_config, cell)
         or _feature_refusal(vllm_config)
         or _cell_refusal(vllm_config, cell)
     )
 
 
-def _scheduler_refusal(vllm_config: Any, *, decode_first: bool) -> str:
-    if not decode_first:
-        return "the decode-first scheduler, which cuts prompts, is switched off."
-    scheduler = vllm_config.scheduler_config.scheduler_cls
-    if not str(scheduler).startswith(_OURS):
-        return f"vLLM runs another scheduler than ours: {scheduler or 'its own'}."
-    return ""
+def _scheduler_refusal(config: WorkerConfig) -> str:
+    if is_decode_first(config):
+        return ""
+    if config.decode_first:
+        return f"vLLM runs another scheduler than ours, {config.engine_args['scheduler_cls']}."
+    return "decode-first scheduling is switched off, and our scheduler is what cuts prompts."
 
 
 def _model_refusal(vllm_config: Any, cell: int) -> str:
@@ -120,9 +118,3 @@ def _cell_refusal(vllm_config: Any, cell: int) -> str:
         if limit and cell > limit:
             return f"the cell, {cell} tokens, is larger than vLLM's {name}, {limit}."
     return ""
-
-
-def _batch_invariant() -> bool:
-    from vllm import envs
-
-    return bool(envs.VLLM_BATCH_INVARIANT)
