@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from pingpong_bus.errors import ConfigError, EngineError
-from pingpong_bus.messages import Sampling, SessionKind
+from pingpong_bus.messages import DecodePace, Sampling, SessionKind
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.engine import Engine, OutputTokens
 from pingpong_worker.simulated_engine import SimulatedEngine
@@ -54,9 +54,10 @@ async def answer(
     sampling: Sampling = GREEDY,
     salt: str | None = None,
     name: str = "s",
+    grid: int | None = None,
 ) -> list[OutputTokens]:
     """Append up to each cut, then finalize with the rest."""
-    session = engine.open(name, cache_salt=salt, sampling=sampling, kind=kind)
+    session = engine.open(name, cache_salt=salt, sampling=sampling, kind=kind, grid=grid)
     at = 0
     async with asyncio.timeout(HANG_S):
         for cut in cuts:
@@ -247,6 +248,64 @@ async def test_shutdown_ends_the_child_and_may_be_repeated() -> None:
     await engine.shutdown()
     assert pid is not None
     assert not psutil.pid_exists(pid)
+
+
+async def test_a_grid_is_offered_in_whole_blocks_that_a_step_can_hold() -> None:
+    assert make_engine().limits.grid_tokens == 256
+    assert make_engine(max_num_batched_tokens=100, block_size=16).limits.grid_tokens == 96
+    refused = make_engine(max_num_batched_tokens=10, block_size=16).limits
+    assert refused.grid_tokens == 0
+    assert "blocks of 16" in refused.grid_refusal
+
+
+async def test_sessions_on_a_grid_share_the_cache_among_themselves_alone(engine: SimulatedEngine) -> None:
+    plain = await answer(engine, PROMPT)
+    first = await answer(engine, PROMPT, grid=64)
+    assert first[0].cached_tokens == 0
+    assert ids(first) == ids(plain)
+    assert (await answer(engine, PROMPT, grid=64, cuts=(40, 100)))[0].cached_tokens == 128
+    assert (await answer(engine, PROMPT, grid=32))[0].cached_tokens == 0
+    assert (await answer(engine, PROMPT))[0].cached_tokens == 144
+
+
+async def test_a_grid_that_cannot_be_held_is_refused(engine: SimulatedEngine) -> None:
+    with pytest.raises(EngineError, match="blocks of 16"):
+        await answer(engine, PROMPT, grid=24)
+    with pytest.raises(EngineError, match="a step holds 2048"):
+        await answer(engine, PROMPT, grid=4096)
+
+
+async def test_the_token_that_follows_is_the_likeliest(engine: SimulatedEngine) -> None:
+    (token, *_) = ids(await answer(engine, PROMPT))
+    best, other, never = await engine.score(PROMPT, [token, 256 + 1, 300])
+    assert best is not None
+    assert other is not None
+    assert never is None
+    assert other < best < 0
+    assert await engine.score(PROMPT, [token], grid=64) == [best]
+
+
+async def test_the_scheduler_shows_what_it_does() -> None:
+    engine = make_engine(step_ms=1.0, row_us=50.0)
+    await engine.start()
+    try:
+        assert engine.scheduler_state() is None
+        decoding = engine.open("d", cache_salt=None, sampling=GREEDY, pace=DecodePace(itl_ratio=2))
+        growing = engine.open("a", cache_salt=None, sampling=GREEDY)
+        async with asyncio.timeout(HANG_S):
+            appending: asyncio.Task[int | None] | None = None
+            async for _ in decoding.finalize(PROMPT, GREEDY):
+                appending = appending or asyncio.create_task(growing.append(PROMPT[::-1]))
+            assert appending is not None
+            await appending
+        state = engine.scheduler_state()
+        assert state is not None
+        assert state.steps == 23
+        assert state.decode_ms == pytest.approx(1.05)
+        assert state.target_ms == pytest.approx(2.1)
+        assert 0 < state.append_tokens <= 150
+    finally:
+        await engine.shutdown()
 
 
 @pytest.mark.parametrize(("name", "value"), [("block_size", 0), ("step_ms", -1.0), ("vocabulary_size", 100)])

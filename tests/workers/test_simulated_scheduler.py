@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pingpong_bus.messages import Sampling
+from pingpong_bus.messages import DecodePace, Sampling
 from pingpong_worker.config import SimulatedSettings
+from pingpong_worker.decode_first import PATIENCE
 from pingpong_worker.simulated_messages import Chunk, Computed, Sampled
-from pingpong_worker.simulated_scheduler import SimulatedScheduler
+from pingpong_worker.simulated_scheduler import SimulatedScheduler, Step
 
 
 def settings(**changes: object) -> SimulatedSettings:
@@ -146,3 +147,87 @@ def test_every_request_gets_the_answer_it_gets_alone(requests: Requests, budget:
         (alone,) = run([(request[0], request[1], [], None)], kv_tokens=800).values()
         assert together[f"{at}"] == alone
         assert len(alone) == request[1]
+
+
+def decoding(scheduler: SimulatedScheduler, name: str = "d", pace: DecodePace | None = None) -> None:
+    """Add a request, and compute its prompt."""
+    scheduler.add(Chunk(name, [1, 2, 3], None, sampling(300), pace=pace or DecodePace()))
+    shape(scheduler)
+
+
+def step_of(scheduler: SimulatedScheduler) -> Step:
+    step = scheduler.plan()
+    assert step is not None
+    scheduler.commit(step)
+    return step
+
+
+def test_appends_get_beside_a_decode_what_its_pace_allows() -> None:
+    scheduler = SimulatedScheduler(settings(kv_tokens=8000, max_num_batched_tokens=2000))
+    decoding(scheduler)
+    alone = step_of(scheduler).duration_s
+    scheduler.add(Chunk("a", list(range(500)), None, sampling(1), append=True))
+    for _ in range(40):
+        step = step_of(scheduler)
+        assert step.duration_s <= 1.3 * alone
+        assert step.state is not None
+        assert step.state.target_ms == pytest.approx(1.3 * alone * 1e3)
+        assert step.state.budget_tokens == sum(tokens for request, tokens in step.rows if request.id == "a")
+    assert step.state.append_tokens == 39 * 6, "one step of the forty is to measure what decodes cost alone"
+    assert step.state.reason == "target"
+
+
+def test_the_tightest_pace_counts_and_full_speed_comes_with_the_last_decode() -> None:
+    scheduler = SimulatedScheduler(settings(kv_tokens=8000, max_num_batched_tokens=2000))
+    decoding(scheduler, "slow", DecodePace(itl_ratio=10))
+    decoding(scheduler, "fast", DecodePace(itl_ratio=10, itl_target_ms=3.0))
+    scheduler.add(Chunk("a", list(range(500)), None, sampling(1), append=True))
+    assert shape(scheduler) == {"slow": 1, "fast": 1, "a": 8}
+    scheduler.abort("fast")
+    assert shape(scheduler)["a"] > 100
+    scheduler.abort("slow")
+    assert shape(scheduler)["a"] > 300
+
+
+def test_a_prompt_that_is_waited_for_passes_appends() -> None:
+    scheduler = SimulatedScheduler(settings(max_num_batched_tokens=64))
+    scheduler.add(Chunk("a", list(range(100)), None, sampling(1), append=True))
+    assert shape(scheduler) == {"a": 64}
+    scheduler.add(Chunk("p", list(range(500, 550)), None, sampling(2)))
+    assert shape(scheduler) == {"p": 50}
+    assert "a" in shape(scheduler)
+
+
+def test_without_decode_first_appends_are_requests_like_others() -> None:
+    scheduler = SimulatedScheduler(settings(kv_tokens=8000, max_num_batched_tokens=64), decode_first=False)
+    decoding(scheduler)
+    scheduler.add(Chunk("a", list(range(100)), None, sampling(1), append=True))
+    step = step_of(scheduler)
+    assert {request.id: tokens for request, tokens in step.rows} == {"d": 1, "a": 63}
+    assert step.state is None
+
+
+def test_an_append_gets_on_where_the_pace_allows_nothing() -> None:
+    scheduler = SimulatedScheduler(settings(kv_tokens=8000, max_num_batched_tokens=2000))
+    decoding(scheduler, pace=DecodePace(itl_ratio=1))
+    scheduler.add(Chunk("a", list(range(500)), None, sampling(1), append=True))
+    shapes = [shape(scheduler) for _ in range(PATIENCE + 1)]
+    assert shapes == [{"d": 1}] * PATIENCE + [{"d": 1, "a": 16}]
+
+
+def test_a_prompt_with_a_grid_is_computed_cell_by_cell() -> None:
+    scheduler = SimulatedScheduler(settings(max_num_batched_tokens=64))
+    scheduler.add(Chunk("g", list(range(50)), None, sampling(2), grid=16))
+    assert [shape(scheduler) for _ in range(5)] == [{"g": 16}] * 3 + [{"g": 2}, {"g": 1}]
+    scheduler.add(Chunk("again", list(range(50)), None, sampling(1), grid=16))
+    assert shape(scheduler) == {"again": 2}
+    scheduler.add(Chunk("shorter", list(range(40)), None, sampling(1), grid=16))
+    assert [shape(scheduler)] == [{"shorter": 8}], "found up to the end of a cell only"
+
+
+def test_what_a_short_last_chunk_computed_is_not_found_later() -> None:
+    scheduler = SimulatedScheduler(settings(max_num_batched_tokens=64))
+    scheduler.add(Chunk("g", list(range(28)), None, sampling(1), append=True, grid=16))
+    assert [shape(scheduler) for _ in range(2)] == [{"g": 16}, {"g": 12}]
+    scheduler.add(Chunk("plain", list(range(28)), None, sampling(1)))
+    assert shape(scheduler) == {"plain": 12}

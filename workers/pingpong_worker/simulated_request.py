@@ -95,7 +95,7 @@ def next_logprob(ids: Sequence[int], token: int) -> float | None:
     request.extend(ids)
     if request.sample(Sampling(max_tokens=1)) == token:
         return math.log(0.5)
-    if token != EOS and token not in _ALPHABET:
+    if token != EOS and not (token < EOS and token in _ALPHABET):
         return None
     request.extend([token])
     return math.log(0.5) - 1 - request.sample(Sampling(max_tokens=1)) / 256
