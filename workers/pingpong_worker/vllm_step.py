@@ -44,14 +44,16 @@ class StepContent:
     def view(self, *, finalizes_wait: bool, starved_steps: int) -> StepView:
         """The step as `decode_first.py` sees it."""
         marks = [mark_of(request.sampling_params) for request in self.decodes]
-        appends = self.all_appends
+        first = next(iter(self.all_appends), None)
         return StepView(
             decodes=sum(map(rows_of, self.decodes)),
             decode_work=sum(attention_work(request.num_computed_tokens, rows_of(request)) for request in self.decodes),
             target_ratio=min((mark.get(ITL_RATIO, _RATIO) for mark in marks), default=_RATIO),
             target_ms=min((mark[ITL_TARGET_MS] for mark in marks if ITL_TARGET_MS in mark), default=None),
             append_tokens=self.append_tokens,
-            append_context=appends[0].num_computed_tokens if appends else 0,
+            # Of one that is not admitted, the prefix cache holds an unknown part, mostly nearly all: its end is a
+            # cautious guess.
+            append_context=(first.num_computed_tokens or first.num_tokens) if first is not None else 0,
             finalizes_wait=finalizes_wait,
             starved_steps=starved_steps,
         )
