@@ -102,6 +102,10 @@ class Engine(Protocol):
             pace: how much appends of others may slow its decoding; None is the default of `DecodePace`.
             grid: cut its prompt at multiples of this many tokens; such sessions share prefix-cache entries with no
                 others. None: wherever the engine likes.
+
+        Raises:
+            EngineLost: the engine is not running.
+            EngineError: it cannot be held to this grid.
         """
         ...
 

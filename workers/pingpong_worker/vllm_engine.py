@@ -22,7 +22,7 @@ from pingpong_worker.price_file import EngineKind, save_prices
 from pingpong_worker.step_board import StepBoard
 from pingpong_worker.vllm_guards import Reservations, session_kind
 from pingpong_worker.vllm_handle import Handling, VllmHandle
-from pingpong_worker.vllm_limits import engine_limits
+from pingpong_worker.vllm_limits import engine_limits, grid_refusal
 from pingpong_worker.vllm_plugin import WORKER_PID
 from pingpong_worker.vllm_scoring import score_next
 from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession
@@ -102,8 +102,14 @@ class VllmEngine:
         pace: DecodePace | None = None,
         grid: int | None = None,
     ) -> Session:
-        """See `Engine.open`. Streaming input needs greedy sampling and room to reserve the longest request, no grid."""
+        """See `Engine.open`. Streaming input needs greedy sampling, no grid, and room to reserve the longest request.
+
+        Raises:
+            EngineLost: the engine is not running.
+            EngineError: it cannot be held to this grid.
+        """
         handle, reservations = self._running(), self._reservations
+        self._check_grid(grid)
         assert reservations is not None  # noqa: S101  made together with the handle
         kind = session_kind(kind or self._config.session, sampling, grid)
         close = functools.partial(reservations.give_back, session_id)
@@ -128,7 +134,9 @@ class VllmEngine:
 
     async def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> list[float | None]:
         """See `Engine.score`. Nothing is found in the prefix cache for it."""
-        return await score_next(self._running(), ids, tokens, grid)
+        handle = self._running()
+        self._check_grid(grid)
+        return await score_next(handle, ids, tokens, grid)
 
     async def check(self) -> None:
         """See `Engine.check`."""
@@ -148,6 +156,10 @@ class VllmEngine:
         llm.shutdown()
         if llm.output_handler is not None:
             await asyncio.wait([llm.output_handler])
+
+    def _check_grid(self, grid: int | None) -> None:
+        if grid is not None and (refusal := grid_refusal(self._llm.vllm_config, self._config, grid)):
+            raise EngineError(f"the engine cannot be held to a grid of {grid} tokens: {refusal}")
 
     def _running(self) -> VllmHandle:
         if self._handle is None:
