@@ -24,7 +24,7 @@ from provenance import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from faults.cell import CELLS
+from faults.cell import CELLS, EXTRA_CELLS
 from faults.engine_story import EngineStory
 from faults.matrix import run_matrix
 from faults.outcome import Outcome, table
@@ -50,7 +50,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="run them so many times (default: 1)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append what it is made with, and each outcome")
     options = parser.parse_args()
-    chosen = [cell for cell in CELLS if not options.cells or any(part in cell.name for part in options.cells)]
+    chosen = [
+        cell for cell in [*CELLS, *EXTRA_CELLS] if not options.cells or any(part in cell.name for part in options.cells)
+    ]
 
     def keep(row: dict[str, Any]) -> None:
         if options.out is not None:

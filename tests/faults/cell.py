@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, get_args
 SignalName = Literal["SIGKILL", "SIGSTOP", "SIGSEGV", "SIGTERM"]
 Target = Literal["client", "supervisor", "worker", "engine"]
 Phase = Literal["loading", "waiting", "appending", "finalizing", "decoding", "draining"]
+How = Literal["", "grid", "overlap"]
+"""The chain runs in ping-pong, the same at exactness grid, or on one group."""
 
 SIGNALS: tuple[SignalName, ...] = get_args(SignalName)
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -25,10 +27,11 @@ class Cell(NamedTuple):
     signal: SignalName
     target: Target
     phase: Phase
+    how: How = ""
 
     @property
     def name(self) -> str:
-        return "-".join(self)
+        return "-".join(part for part in self if part)
 
     @property
     def number(self) -> signal.Signals:
@@ -53,3 +56,9 @@ class Cell(NamedTuple):
 
 
 CELLS = [Cell(signal, target, phase) for signal in SIGNALS for target in TARGETS for phase in PHASES]
+EXTRA_CELLS = [
+    Cell("SIGKILL", "worker", "appending", "grid"),
+    Cell("SIGKILL", "worker", "decoding", "grid"),
+    Cell("SIGKILL", "supervisor", "decoding", "grid"),
+    Cell("SIGKILL", "worker", "decoding", "overlap"),
+]

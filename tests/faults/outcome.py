@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from faults.cell import PHASES, SIGNALS, TARGETS, Cell
+from faults.cell import EXTRA_CELLS, PHASES, SIGNALS, TARGETS, Cell
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +58,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "-" * max(map(len, lines)))
+    lines += [f"{cell.name}: {briefs[cell.name].brief}" for cell in EXTRA_CELLS if cell.name in briefs]
     lines.append("ok: every accepted chain finished with the right tokens, each was read once, nothing was left behind")
     lines.append("rN: agents went on N times after their worker was lost; aN: an agent began anew, for the Nth time")
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from faults.client_handle import ClientProcess
 from faults.outcome import Outcome
 from faults.phases import BEGINS, ENDS, STRUCK
 from faults.reader import Reader, check_reading, check_result
-from faults.scene import GROUPS, KEPT_KEY, OPTIONS, chain, config, warm_up
+from faults.scene import GROUPS, KEPT_KEY, OPTIONS_OF, chain, config, warm_up
 from faults.service import CellFault, Service, engine_of, until
 from pingpong_bus.errors import PingpongError
 from pingpong_bus.messages import ChainEvent, ChainResult, SubmitOptions
@@ -146,7 +146,7 @@ class CellRun:
             path.write_bytes(msgspec.json.encode(chain()))
             await self._start_client("submit", str(path), key).wrote("chain")
         # With the key of a chain that was submitted before, this follows that chain, and from its beginning.
-        chain_id = await client.submit(chain(), options=OPTIONS, follow=True, key=key)
+        chain_id = await client.submit(chain(), options=OPTIONS_OF[self._cell.how], follow=True, key=key)
         self._readers.append(Reader(client, chain_id))
         return self._readers[-1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from faults.cell import Phase
+from faults.cell import How, Phase
 from faults.service import WATCH
 from pingpong_bus.chain import Chain, parse_chain
 from pingpong_bus.messages import SubmitOptions
@@ -12,11 +12,17 @@ from pingpong_bus.messages import SubmitOptions
 AGENTS = ("first", "second", "third")
 GROUPS = ("a", "b")
 OPTIONS = SubmitOptions(mode="ping-pong")
+OPTIONS_OF: dict[How, SubmitOptions] = {
+    "": OPTIONS,
+    "grid": SubmitOptions(mode="ping-pong", exactness="grid"),
+    "overlap": SubmitOptions(mode="overlap"),
+}
 KEPT_KEY = "kept"
 """Of the chain that an earlier life of the daemon has accepted, in cells of loading."""
 
 _SIMULATED = """
 engine = "simulated"
+grid_tokens = 32
 slots = {slots}
 drain_seconds = 20
 [simulated]

@@ -36,14 +36,17 @@ devices = ["cpu:0"]
 
 
 def simulated_jobs(count: int, seed: int) -> list[Job]:
-    """Chains of every form: series, fan-in, with and without read-ahead, by both kinds of session."""
+    """Chains of every form: series, fan-in, on one group and on two, on the grid, by both kinds of session."""
     rng = random.Random(seed)
     jobs = []
     for number in range(count):
         chain = _chain(rng, number)
-        mode = rng.choices(["ping-pong", "serial", "auto"], [6, 1, 3])[0]
+        mode = rng.choices(["ping-pong", "serial", "auto", "overlap"], [6, 1, 3, 2])[0]
         session = rng.choice([None, "prefix-cache", "streaming-input"])
-        options = SubmitOptions(mode=mode, session=session, priority=rng.randint(-2, 2))
+        grid = mode != "overlap" and session != "streaming-input" and rng.random() < 0.2
+        options = SubmitOptions(
+            mode=mode, session=session, priority=rng.randint(-2, 2), exactness="grid" if grid else None
+        )
         jobs.append(Job(chain, options, outputs_of(chain)))
     return jobs
 
