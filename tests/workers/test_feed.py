@@ -18,6 +18,7 @@ from pingpong_bus.chain import Agent, OutputPart, RenderedMessage, TextPart
 from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import (
     ChunkSettings,
+    DecodePace,
     EngineLimits,
     HopAppended,
     HopEnded,
@@ -95,6 +96,7 @@ class FakeSession:
 class FakeEngine:
     def __init__(self, answer: Sequence[OutputTokens], block_size: int) -> None:
         self.session = FakeSession(answer)
+        self.opened: list[dict[str, object]] = []
         self.limits = EngineLimits(
             engine="fake",
             model="",
@@ -105,7 +107,8 @@ class FakeEngine:
             max_num_seqs=8,
         )
 
-    def open(self, session_id: str, **_: object) -> FakeSession:
+    def open(self, session_id: str, **how: object) -> FakeSession:
+        self.opened.append(how)
         return self.session
 
     async def start(self) -> None: ...
@@ -304,6 +307,29 @@ async def test_an_aborted_answer_has_text_for_all_its_ids() -> None:
         assert texts[-1].upto == 4
 
 
+async def test_the_engine_is_told_of_pace_grid_and_salt() -> None:
+    async with bench() as b:
+        pace = DecodePace(itl_ratio=1.1, itl_target_ms=12.5)
+        feed = b.feed([literals(1)], pace=pace, grid=16, cache_salt="s", session="prefix-cache")
+        await finish(b, asyncio.create_task(feed.run()))
+        (how,) = b.engine.opened
+        sampling = Sampling(max_tokens=5)
+        assert how == {"pace": pace, "grid": 16, "cache_salt": "s", "kind": "prefix-cache", "sampling": sampling}
+
+
+async def test_a_grid_that_the_engine_cannot_hold_fails_the_hop() -> None:
+    class Refusing(FakeEngine):
+        def open(self, session_id: str, **how: object) -> FakeSession:
+            raise EngineError("the engine cannot be held to a grid of 16 tokens: no.")
+
+    async with bench() as b:
+        b.engine = Refusing(ANSWER, 1)
+        ended = await b.feed([literals(1)], grid=16).run()
+        assert (ended.state, ended.code) == ("failed", "EngineError")
+        assert "grid of 16 tokens" in ended.message
+        assert b.log() == ([], LogState.ABORTED)
+
+
 async def test_aborted_upstream_fails_the_hop_and_its_log() -> None:
     async with bench() as b:
         task = asyncio.create_task(b.feed([literals(1, 2, 3), b.stream(0), literals(4)]).run())
@@ -472,16 +498,18 @@ class Schedule:
     during=steps,
     expected=st.sampled_from([0, 5, 40, 400]),
     block_size=st.sampled_from([1, 4, 16]),
+    cells=st.sampled_from([None, 1, 2]),
 )
 def test_any_schedule_gives_the_engine_exactly_the_prompt(
-    layout: list[str], before: list[Step], during: list[Step], expected: int, block_size: int
+    layout: list[str], before: list[Step], during: list[Step], expected: int, block_size: int, cells: int | None
 ) -> None:
     async def run() -> None:
         async with bench(block_size=block_size) as b:
+            grid = cells and cells * block_size
             schedule = Schedule(b, layout, expected)
             for step in before:
                 await schedule.play(step)
-            task = asyncio.create_task(b.feed(schedule.segments).run())
+            task = asyncio.create_task(b.feed(schedule.segments, grid=grid).run())
             for step in during:
                 await schedule.play(step)
             await schedule.close_all()
@@ -495,7 +523,7 @@ def test_any_schedule_gives_the_engine_exactly_the_prompt(
             assert len(session.finals) == 1
             assert session.finals[0] >= 1
             assert expected or all(tokens >= 4 for tokens in session.appends[1:])
-            assert all(sent % block_size == 0 for sent in itertools.accumulate(session.appends))
+            assert all(sent % (grid or block_size) == 0 for sent in itertools.accumulate(session.appends))
             assert b.log() == (list(b"Hello"), LogState.CLOSED)
             records = [message.append for message in b.messages if isinstance(message, HopAppended)]
             assert [record.tokens for record in records] == session.appends

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pingpong_bus.chain import Agent, OutputPart, RenderedMessage, TextPart
-from pingpong_bus.errors import EngineLost
+from pingpong_bus.errors import ChainFailed, EngineLost
 from pingpong_bus.messages import (
     EngineLimits,
     HopEnded,
@@ -42,7 +42,7 @@ from pingpong_bus.token_log import LogView, TokenLogReader, TokenLogWriter
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.engine import Engine, OutputTokens
 from pingpong_worker.feed import Feed
-from pingpong_worker.resuming import sampling_after
+from pingpong_worker.resuming import Replay, sampling_after
 from pingpong_worker.simulated_engine import SimulatedEngine
 from pingpong_worker.simulated_prompts import SimulatedPrompts
 from pingpong_worker.surroundings import Surroundings
@@ -85,7 +85,7 @@ class RuleSession:
             reason: str | None = None
             stop: int | None = None
             while not tokens or (reason is None and next_token([*whole, 7]) % 2):
-                token = next_token(whole)
+                token = self._engine.rule(whole)
                 if token == END:
                     reason, stop = "stop", END
                     break
@@ -114,12 +114,15 @@ class RuleEngine:
         max_num_seqs=8,
     )
 
-    def __init__(self, outputs: int = -1) -> None:
+    def __init__(self, outputs: int = -1, rule: Callable[[Sequence[int]], int] = next_token) -> None:
         self.outputs_left = outputs
         """Then it is gone; never where negative."""
+        self.rule = rule
         self.asked: list[tuple[list[int], Sampling]] = []
+        self.opened: list[dict[str, object]] = []
 
-    def open(self, session_id: str, **_: object) -> RuleSession:
+    def open(self, session_id: str, **how: object) -> RuleSession:
+        self.opened.append(how)
         return RuleSession(self)
 
     async def start(self) -> None: ...
@@ -140,6 +143,16 @@ class Bench:
         self.publisher = publisher
         self.subscriber = subscriber
         self.messages: list[WorkerMessage] = []
+        self.rung: list[tuple[int, list[int]]] = []
+        """Index and ids of every doorbell with ids."""
+        ring = publisher.ring
+
+        def record(stream: StreamRef, first: int, ids: Sequence[int], state: LogState) -> None:
+            if ids:
+                self.rung.append((first, list(ids)))
+            ring(stream, first, ids, state)
+
+        publisher.ring = record  # type: ignore[method-assign]
 
     def feed(self, engine: Engine, spec: HopSpec) -> Feed:
         report = self.messages.append
@@ -224,14 +237,20 @@ async def interrupted(
 
 
 @settings(max_examples=300)
-@given(prompt=prompts, stops=stop_strings, at=interruptions, max_tokens=st.integers(1, 60))
+@given(
+    prompt=prompts,
+    stops=stop_strings,
+    at=interruptions,
+    max_tokens=st.integers(1, 60),
+    grid=st.sampled_from([None, 16]),
+)
 def test_interrupted_and_resumed_is_as_good_as_uninterrupted(
-    prompt: list[int], stops: list[str], at: list[tuple[int, float]], max_tokens: int
+    prompt: list[int], stops: list[str], at: list[tuple[int, float]], max_tokens: int, grid: int | None
 ) -> None:
     async def run() -> None:
         async with bench() as b:
             sampling = Sampling(max_tokens=max_tokens, stop=stops)
-            whole = spec_of(b.slab.allocate(), prompt, sampling=sampling)
+            whole = spec_of(b.slab.allocate(), prompt, sampling=sampling, grid=grid)
             expected = await b.run(RuleEngine(), whole)
             expected_text, expected_log = b.text(), b.log(whole.output)
             ended, text, log = await interrupted(b, msgspec.structs.replace(whole, output=b.slab.allocate()), at)
@@ -331,6 +350,78 @@ async def test_a_log_that_holds_something_else_is_not_written_to(resume: Resume 
         assert (ended.state, ended.code) == ("failed", "BusError")
         assert "holds 2 tokens" in ended.message
         assert (b.log(output).ids, engine.asked) == ([1, 2], [])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "grid", "invariant", "replayed"),
+    [
+        (Sampling(max_tokens=40), 16, False, True),
+        (Sampling(max_tokens=40), None, True, True),
+        (Sampling(max_tokens=40), None, False, False),
+        (Sampling(max_tokens=40, temperature=0.7, seed=3), 16, False, True),
+        (Sampling(max_tokens=40, temperature=0.7), 16, False, False),
+    ],
+)
+async def test_where_bits_are_promised_the_prompt_alone_is_answered_anew(
+    sampling: Sampling, grid: int | None, invariant: bool, replayed: bool
+) -> None:
+    async with bench() as b:
+        spec = spec_of(b.slab.allocate(), [1, 2], sampling=sampling, grid=grid)
+        await b.run(RuleEngine(4), spec)
+        committed = b.log(spec.output).ids
+        assert committed
+        rung = len(b.rung)
+        engine = RuleEngine()
+        engine.limits = msgspec.structs.replace(engine.limits, batch_invariant=invariant)
+        ended = await b.run(engine, msgspec.structs.replace(spec, resume=Resume(tokens=len(committed))))
+        expected = [1, 2] if replayed else [1, 2, *committed]
+        assert engine.asked == [(expected, sampling if replayed else sampling_after(sampling, len(committed)))]
+        assert engine.opened[0]["grid"] == grid
+        assert ended.state == "finished"
+        log = b.log(spec.output).ids
+        assert log[: len(committed)] == committed
+        assert [index for index, _ in b.rung[rung:]] == sorted({index for index, _ in b.rung[rung:]})
+        assert min(index for index, _ in b.rung[rung:]) == len(committed), "what is committed is not published again"
+        assert [token for _, ids in b.rung for token in ids] == log
+
+
+def test_a_replay_lets_through_what_goes_beyond() -> None:
+    replay = Replay([5, 6, 7])
+    assert replay.take(OutputTokens([5], cached_tokens=3)) is None
+    assert replay.take(OutputTokens([])) is None
+    assert replay.take(OutputTokens([6, 7, 8, 9])) == OutputTokens([8, 9])
+    assert replay.take(OutputTokens([1], "stop", 2)) == OutputTokens([1], "stop", 2)
+    assert Replay([5]).take(OutputTokens([5], "stop", 2)) == OutputTokens([], "stop", 2)
+    assert Replay([]).take(OutputTokens([5])) == OutputTokens([5])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([OutputTokens([5]), OutputTokens([8, 7])], "at its token 1, where 6 had been written, token 8 came"),
+        ([OutputTokens([5, 6, 9, 1])], "at its token 2, where 7 had been written, token 9 came"),
+        ([OutputTokens([5, 6], "stop", 2)], "at its token 2, where 7 had been written, it ended"),
+        ([OutputTokens([], "length")], "at its token 0, where 5 had been written, it ended"),
+    ],
+)
+def test_a_replay_that_differs_names_the_place_and_both_tokens(given: list[OutputTokens], words: str) -> None:
+    replay = Replay([5, 6, 7])
+    for tokens in given[:-1]:
+        replay.take(tokens)
+    with pytest.raises(ChainFailed, match=words):
+        replay.take(given[-1])
+
+
+async def test_a_replay_that_differs_fails_the_hop_and_writes_nothing() -> None:
+    async with bench() as b:
+        output = b.slab.allocate()
+        TokenLogWriter(b.slab, output).append([7, 8, 9])
+        engine = RuleEngine(rule=lambda ids: {2: 7, 7: 8}.get(ids[-1], 10))
+        ended = await b.run(engine, spec_of(output, [1, 2], grid=16, resume=Resume(tokens=3)))
+        assert (ended.state, ended.code, ended.output_tokens) == ("failed", "ChainFailed", 3)
+        assert "token 2, where 9 had been written, token 10 came" in ended.message
+        log = b.log(output)
+        assert (log.ids, log.state) == ([7, 8, 9], LogState.ABORTED)
 
 
 def test_draws_are_not_repeated() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost
-from pingpong_bus.messages import EngineLimits, Sampling
+from pingpong_bus.messages import DecodePace, EngineLimits, Sampling
 from pingpong_worker import vllm_engine, vllm_plugin, vllm_settings, vllm_start, vllm_tokenizer
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import OutputTokens
@@ -31,6 +32,7 @@ from pingpong_worker.vllm_guards import (
     stop_ids,
 )
 from pingpong_worker.vllm_handle import Handling, VllmHandle
+from pingpong_worker.vllm_scoring import score_next
 from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession
 from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment
 from pingpong_worker.vllm_versions import check_supported, parse_version, prompt_maker, scheduler_class
@@ -53,6 +55,7 @@ def test_only_greedy_sampling_goes_into_a_resumable_request() -> None:
     assert session_kind("streaming-input", Sampling(max_tokens=1)) == "streaming-input"
     assert session_kind("streaming-input", Sampling(max_tokens=1, temperature=0.1)) == "prefix-cache"
     assert session_kind("prefix-cache", Sampling(max_tokens=1)) == "prefix-cache"
+    assert session_kind("streaming-input", Sampling(max_tokens=1), 256) == "prefix-cache", "it would leave the grid"
 
 
 def test_stop_ids_are_the_models_unless_they_are_to_be_ignored() -> None:
@@ -156,6 +159,71 @@ async def test_prompts_are_copies_and_appends_carry_their_mark() -> None:
     assert marks == [{"pingpong": {"append": True}}] * 2 + [{"pingpong": {"itl_ratio": 1.3}}]
     assert "seed" not in llm.requests[0][1], "an append must not draw"
     assert len({name for _, _, name in llm.requests}) == 3
+
+
+@pytest.mark.parametrize(
+    ("handling", "append", "answer"),
+    [
+        (Handling(), {"append": True}, {"itl_ratio": 1.3}),
+        (
+            Handling(pace=DecodePace(itl_ratio=2, itl_target_ms=9)),
+            {"append": True},
+            {"itl_ratio": 2, "itl_target_ms": 9},
+        ),
+        (Handling(grid=256), {"append": True, "grid": 256}, {"itl_ratio": 1.3, "grid": 256}),
+    ],
+)
+def test_marks_say_what_the_scheduler_has_to_know(
+    handling: Handling, append: dict[str, Any], answer: dict[str, Any]
+) -> None:
+    engine = handle(FakeLlm([]))
+    sampling = Sampling(max_tokens=5)
+    assert engine.append_params(handling)["extra_args"] == {"pingpong": append}
+    assert engine.answer_params(handling, sampling)["extra_args"] == {"pingpong": answer}
+    score = {"grid": handling.grid} if handling.grid else {}
+    assert engine.score_params(handling, [1])["extra_args"] == {"pingpong": score}
+
+
+def test_what_was_computed_on_a_grid_is_found_on_that_grid_only() -> None:
+    salts = [Handling(cache_salt=salt, grid=grid).salt for salt in (None, "s") for grid in (None, 256, 512)]
+    assert salts == [None, "grid256", "grid512", "s", "s/grid256", "s/grid512"]
+
+
+async def test_sessions_give_their_salt_to_every_request() -> None:
+    llm = FakeLlm([output([9], "length"), output([5], "length")])
+    session = PrefixCacheSession(handle(llm), "s", Handling(cache_salt="x", grid=4), lambda: None)
+    await session.append([1, 2, 3, 4])
+    async for _ in session.finalize([5], Sampling(max_tokens=1)):
+        pass
+    assert [prompt["salt"] for prompt, _, _ in llm.requests] == ["x/grid4"] * 2
+
+
+async def test_scores_are_looked_up_among_what_the_engine_says() -> None:
+    position = {
+        7: SimpleNamespace(logprob=-0.5),
+        9: SimpleNamespace(logprob=-2.0),
+        3: SimpleNamespace(logprob=-math.inf),
+    }
+    llm = FakeLlm([scored([position]), scored([position])])
+    engine = handle(llm)
+    assert await score_next(engine, [1, 2], [9, 7, 9, 3, 4], None) == [-2.0, -0.5, -2.0, None, None]
+    assert await score_next(engine, [1, 2], [7], 4) == [-0.5]
+    (prompt, params, name), (gridded, on_grid, other) = llm.requests
+    assert (params["max_tokens"], params["temperature"]) == (1, 0.0)
+    assert (params["logprob_token_ids"], params["logprobs"]) == ([3, 4, 7, 9], 4)
+    assert on_grid["extra_args"] == {"pingpong": {"grid": 4}}
+    assert len({prompt["salt"], gridded["salt"], None}) == 3, "nothing may be found in the cache"
+    assert name != other
+    with pytest.raises(EngineError, match="token id 50 is not in"):
+        await score_next(engine, [1], [50], None)
+    with pytest.raises(EngineError, match="do not fit"):
+        await score_next(engine, [1] * 100, [1], None)
+
+
+def scored(logprobs: list[Any]) -> Any:
+    given = output([7], "length")
+    given.outputs[0].logprobs = logprobs
+    return given
 
 
 async def test_merged_outputs_of_chunks_are_told_apart_by_counting() -> None:
