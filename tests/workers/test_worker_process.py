@@ -22,6 +22,7 @@ import zmq.asyncio
 
 from pingpong_bus.chain import Agent, Chain, rendered_messages
 from pingpong_bus.codec import decode_worker_message, encode
+from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
@@ -37,6 +38,7 @@ from pingpong_bus.messages import (
     HopText,
     JoinedPrompt,
     Literals,
+    NextScored,
     PrefixCacheReset,
     Prepare,
     Prepared,
@@ -46,6 +48,7 @@ from pingpong_bus.messages import (
     ResetPrefixCache,
     Resume,
     Sampling,
+    ScoreNext,
     SessionKind,
     StartHop,
     Stop,
@@ -373,6 +376,57 @@ async def test_reset_prefix_cache(supervisor: Supervisor) -> None:
     await supervisor.send(ResetPrefixCache(request=9))
     await supervisor.receive(PrefixCacheReset, request=9)
     assert await cached("c") == 0
+
+
+async def test_tokens_are_scored(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    await supervisor.send(ScoreNext(request=3, ids=[70, 71, 72], tokens=[1, 4000], grid=256))
+    assert len((await supervisor.receive(NextScored, request=3)).logprobs) == 2
+    await supervisor.send(ScoreNext(request=4, ids=[70] * 5000, tokens=[1]))
+    failed = await supervisor.receive(RequestFailed, request=4)
+    assert failed.code == "EngineError"
+    assert "5000" in failed.message
+
+
+class HeldScores(SimulatedEngine):
+    """Scores once it is let, and counts how many it scores at once."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self.go_on = asyncio.Event()
+        self.at_once = 0
+        self.most = 0
+
+    async def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> list[float | None]:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await self.go_on.wait()
+        self.at_once -= 1
+        if grid == 7:
+            raise EngineError("no such grid.")
+        return [-1.0 for _ in tokens]
+
+
+async def test_tokens_are_scored_one_request_at_a_time(supervisor: Supervisor) -> None:
+    config = supervisor.config(slab_fd=os.dup(supervisor.slab.fd))
+    engine = HeldScores(config)
+    worker = asyncio.create_task(Worker(config, Parts(lambda: None, lambda: engine, lambda _: None)).run())
+    await supervisor.receive(Hello)
+    await supervisor.send(Welcome())
+    await supervisor.receive(Ready)
+    for request, grid in enumerate([None, 7, 16]):
+        await supervisor.send(ScoreNext(request=request, ids=[1, 2], tokens=[3], grid=grid))
+    await supervisor.receive(Heartbeat, waiting=1)
+    engine.go_on.set()
+    assert (await supervisor.receive(NextScored, request=0)).logprobs == [-1.0]
+    failed = await supervisor.receive(RequestFailed, request=1)
+    assert (failed.code, failed.message) == ("EngineError", "no such grid.")
+    await supervisor.receive(NextScored, request=2)
+    assert engine.most == 1
+    await supervisor.receive(Heartbeat, waiting=0)
+    await supervisor.send(Stop())
+    assert await worker == 0
+    gc.unfreeze()
 
 
 async def test_frames_that_make_no_sense_are_dropped_and_counted(supervisor: Supervisor) -> None:
