@@ -215,7 +215,7 @@ class HopRoom:
         """What the agent's hop has to wait for on a group that serves; empty: nothing."""
         ledger = self._ledgers[group]
         if group in self._alone:
-            return f'the group "{group}", which another agent has to itself: {self._alone[group][1]}'
+            return f'the group "{group}", which another has to itself: {self._alone[group][1]}'
         if ledger.held and (why := self._wants_to_be_alone(record, index)):
             return f'the group "{group}" to itself: {why}'
         return "" if ledger.fits(_full_length(record, index)) else f'room in the group "{group}"'

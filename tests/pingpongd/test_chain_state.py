@@ -243,7 +243,7 @@ class AnyChain(RuleBasedStateMachine):
         data=st.data(),
         count=st.integers(1, 5),
         start=st.sampled_from(["first_token", "immediate"]),
-        placement=st.sampled_from(["serial", "ping-pong"]),
+        placement=st.sampled_from(["serial", "ping-pong", "overlap"]),
     )
     def begin(self, data: st.DataObject, count: int, start: str, placement: str) -> None:
         reads = tuple(
