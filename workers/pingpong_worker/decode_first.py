@@ -33,8 +33,8 @@ import msgspec
 
 from pingpong_worker.step_prices import attention_work
 
-PATIENCE: Final = 32
-"""Steps in which waiting appends may be granted nothing."""
+PATIENCE: Final = 128
+"""Steps in which waiting appends may be granted nothing: less than one in a hundred passes its target for them."""
 LEAST_TOKENS: Final = 16
 """What they are granted then."""
 MEASURE: Final = 32
