@@ -6,9 +6,10 @@ on in vLLM is checked by `vllm_scheduler_checks.py` before the engine starts. No
 
 A step, in `DecodeFirst.schedule`:
 
-1. `running` is sorted: decodes, prompts whose answer is waited for, appends. Appends are what is pre-empted first.
-2. The policy (`decode_first.py`) grants appends a number of tokens. They are counted down in the hook that vLLM has for
+1. The policy (`decode_first.py`) grants appends a number of tokens. They are counted down in the hook that vLLM has for
    models with Mamba layers, which both of its loops, over running and over waiting requests, ask for every prompt.
+2. `running` is sorted: decodes, prompts whose answer is waited for, appends. So appends get what the others leave of
+   the step, and are what is pre-empted first.
 3. A 0 from the hook ends the loop over waiting requests. So appends that are to get nothing leave their queues for the
    length of the call, and so does every waiting append where another prompt waits.
 
@@ -67,6 +68,9 @@ class DecodeFirstSteps:
         self._mamba_splits = bool(scheduler.need_mamba_block_aligned_split)
         self.need_mamba_block_aligned_split = True
         hold_cache_to_grid(scheduler.kv_cache_manager)
+        limit = scheduler.scheduler_config.long_prefill_token_threshold or scheduler.max_num_scheduled_tokens
+        self._longest_chunk = min(limit, scheduler.max_num_scheduled_tokens)
+        """The most tokens that a prompt may get in a step."""
         self._ledger = StepLedger(
             graph_sizes(scheduler.vllm_config),
             scheduler.max_num_scheduled_tokens,
@@ -87,7 +91,6 @@ class DecodeFirstSteps:
         """See `Scheduler.schedule`."""
         scheduler: Any = self
         begun = self._clock()
-        scheduler.running.sort(key=urgency)
         queues = [getattr(scheduler, name) for name in QUEUES if hasattr(scheduler, name)]
         content = look(scheduler.running, queues)
         waiting = [one for one in content.waiting_prompts if one.request_id not in self._kept_out]
@@ -95,6 +98,7 @@ class DecodeFirstSteps:
         grant = self._ledger.policy.grant(view)
         self._budget, self._cell_did_not_fit = grant.tokens, False
         self._favoured = self._choose_favoured(content, grant)
+        scheduler.running.sort(key=lambda request: urgency(request, self._favoured))
         aside = [pair for pair in content.waiting_appends if not self._may_be_admitted(pair[1], content)]
         for queue, request in aside:
             queue.remove_request(request)
@@ -139,14 +143,13 @@ class DecodeFirstSteps:
 
     def _aligned(self, request: Any, tokens: int, start: int, *hits: Any, **named: Any) -> int:
         """`tokens`, cut where the request's grid or the model's layers want it; 0 where they are too few for that."""
-        scheduler: Any = self
         if tokens <= 0:
             return 0
         if grid := grid_of(request):
             cell = cell_tokens(start, request.num_tokens, grid)
             if tokens >= cell:
                 return cell
-            if grid <= scheduler.max_num_scheduled_tokens:
+            if grid <= self._longest_chunk:
                 self._cell_did_not_fit = True
                 return 0
             _log.error("a cell of %d tokens does not fit in a step: the prompt is cut anywhere", grid)

@@ -106,11 +106,11 @@ def look(running: Sequence[Any], queues: Sequence[Any]) -> StepContent:
     return content
 
 
-def urgency(request: Any) -> int:
-    """What `running` is sorted by: decodes, prompts, appends."""
+def urgency(request: Any, favoured: Any) -> int:
+    """What `running` is sorted by: decodes, the append that has waited too long if any, prompts, appends."""
     if is_append(request):
-        return 2
-    return 1 if prefills(request, request.num_computed_tokens) else 0
+        return 1 if request is favoured else 3
+    return 2 if prefills(request, request.num_computed_tokens) else 0
 
 
 def _is_through(request: Any) -> bool:
