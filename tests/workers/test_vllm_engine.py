@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from pingpong_bus.errors import ConfigError, EngineError
-from pingpong_bus.messages import Sampling, SessionKind
+from pingpong_bus.messages import DecodePace, Sampling, SessionKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Session
 from pingpong_worker.resuming import sampling_after
@@ -34,9 +35,14 @@ async def _cold_cache(vllm_engine: VllmEngine) -> AsyncIterator[None]:
 
 
 def open_session(
-    engine: VllmEngine, kind: SessionKind, sampling: Sampling = GREEDY, salt: str | None = None
+    engine: VllmEngine,
+    kind: SessionKind,
+    sampling: Sampling = GREEDY,
+    salt: str | None = None,
+    pace: DecodePace | None = None,
+    grid: int | None = None,
 ) -> Session:
-    return engine.open(f"session-{next(_ids)}", cache_salt=salt, sampling=sampling, kind=kind)
+    return engine.open(f"session-{next(_ids)}", cache_salt=salt, sampling=sampling, kind=kind, pace=pace, grid=grid)
 
 
 class Answer:
@@ -69,9 +75,10 @@ async def ask(
     sampling: Sampling = GREEDY,
     prompt: Sequence[int] = PROMPT,
     salt: str | None = None,
+    grid: int | None = None,
 ) -> Answer:
     """Append the prompt cut at `cuts`, and finalize with the rest."""
-    session = open_session(engine, kind, sampling, salt)
+    session = open_session(engine, kind, sampling, salt, grid=grid)
     for start, end in itertools.pairwise([0, *cuts]):
         await session.append(prompt[start:end])
     return await Answer.of(session, prompt[cuts[-1] if cuts else 0 :], sampling)
@@ -235,6 +242,69 @@ async def test_appends_are_what_the_answer_finds_in_the_cache(vllm_engine: VllmE
     assert answer.cached_tokens == 320
 
 
+async def test_on_a_grid_whole_cells_are_found_and_by_the_same_grid_alone(vllm_engine: VllmEngine) -> None:
+    expected = await ask(vllm_engine)
+    first = await ask(vllm_engine, grid=64)
+    assert (first.ids, first.cached_tokens) == (expected.ids, 0)
+    assert (await ask(vllm_engine, grid=64)).cached_tokens == 320
+    assert (await ask(vllm_engine, grid=128)).cached_tokens == 0
+    await vllm_engine.reset_prefix_cache()
+    for cuts, grid, found in (((100, 300), 64, 256), ((100, 300), 256, 256), ((200,), 256, 0)):
+        answer = await ask(vllm_engine, cuts, grid=grid, salt=str((cuts, grid)), kind="streaming-input")
+        assert (answer.ids, answer.cached_tokens) == (expected.ids, found)
+    assert (await ask(vllm_engine)).cached_tokens == 0, "what is on no grid finds nothing of a grid"
+    seeded = await ask(vllm_engine, sampling=SEEDED, grid=64)
+    assert (await ask(vllm_engine, sampling=SEEDED, grid=64, salt="again")).ids == seeded.ids, "what a replay hangs on"
+
+
+async def test_a_grid_that_the_engine_cannot_hold_is_refused(vllm_engine: VllmEngine) -> None:
+    for grid, words in ((100, "not a multiple of vLLM's block_size, 32"), (512, "max_num_batched_tokens, 256")):
+        with pytest.raises(EngineError, match=f"a grid of {grid} tokens: .*{words}"):
+            open_session(vllm_engine, "prefix-cache", grid=grid)
+        with pytest.raises(EngineError, match=f"a grid of {grid} tokens: .*{words}"):
+            await vllm_engine.score(PROMPT, [5], grid=grid)
+
+
+async def test_scores_are_those_that_the_answer_was_chosen_by(vllm_engine: VllmEngine) -> None:
+    best = (await ask(vllm_engine)).ids
+    for place in (0, 4):
+        scores = await vllm_engine.score([*PROMPT, *best[:place]], [best[place], 17, 4711, best[place]])
+        assert None not in scores
+        assert scores[0] == scores[3] == max(score for score in scores if score is not None)
+        assert sum(math.exp(score) for score in scores[:3] if score is not None) <= 1.0 + 1e-6
+    gridded = [await vllm_engine.score(PROMPT, [best[0], 17], grid=64) for _ in range(2)]
+    assert gridded[0] == gridded[1]
+    assert gridded[0] == pytest.approx(await vllm_engine.score(PROMPT, [best[0], 17]), abs=1e-3)
+
+
+async def test_an_append_that_is_held_back_beside_a_decode_and_then_cancelled_leaves_its_blocks(
+    vllm_engine: VllmEngine,
+) -> None:
+    """What finalize does to an append in flight, in an engine that both agents share."""
+    prompt = [(index * 5881 + 7) % 40000 + 100 for index in range(1500)]
+    strict, long = DecodePace(itl_ratio=1.0), Sampling(max_tokens=2000, ignore_eos=True)
+    upstream = open_session(vllm_engine, "prefix-cache", long, pace=strict)
+    async with aclosing(upstream.finalize(PROMPT, long)) as decoding:  # type: ignore[type-var]
+        await anext(decoding)
+        session = open_session(vllm_engine, "prefix-cache", GREEDY, "beside")
+        append = asyncio.create_task(session.append(prompt[:-1]))
+        before = vllm_engine.scheduler_state()
+        computed = before.append_tokens if before else 0
+        async with asyncio.timeout(60):
+            while (state := vllm_engine.scheduler_state()) is None or state.append_tokens < computed + 100:
+                assert not append.done(), "it was not held back"
+                await anext(decoding)
+        append.cancel()
+        with suppress(asyncio.CancelledError):
+            await append
+        answer = await Answer.of(session, prompt[-1:], GREEDY)
+        assert answer.cached_tokens is not None
+        assert answer.cached_tokens >= 64
+        assert answer.cached_tokens % vllm_engine.limits.block_size == 0
+    await vllm_engine.reset_prefix_cache()
+    assert (await ask(vllm_engine, prompt=prompt)).ids == answer.ids
+
+
 async def test_streaming_input_is_granted_only_where_it_is_safe(vllm_engine: VllmEngine) -> None:
     seeded = open_session(vllm_engine, "streaming-input", SEEDED)
     assert seeded.kind == "prefix-cache"
@@ -267,6 +337,9 @@ async def test_limits(vllm_engine: VllmEngine) -> None:
     assert limits.sessions == KINDS
     assert limits.dtype == "float32"
     assert limits.has_tokenizer
+    assert (limits.grid_tokens, limits.grid_refusal, limits.decode_first) == (256, "", True)
+    assert not limits.batch_invariant
+    assert limits.device.endswith(", 1 core")
 
 
 @pytest.mark.parametrize(
