@@ -191,7 +191,7 @@ class World:
         self.steps = 0
         self.appends: dict[str, int] = {}
         """Appends that are not computed: the step in which they last got a token, or came."""
-        self.preempted = 0
+        self.requests = self.preempted = 0
         self._under_way: deque[tuple[Any, ModelRunnerOutput, float]] = deque()
         self._busy_until = 0.0
         self._waited: set[str] = set()
@@ -199,6 +199,7 @@ class World:
 
     def submit(self, request: Request, *, append: bool = False, grid: int = 0) -> None:
         """Hand a request, or a session's next chunk, to the scheduler."""
+        self.requests += 1
         if append:
             self.appends[request.request_id] = self.steps
         if grid:
