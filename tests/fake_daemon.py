@@ -36,6 +36,8 @@ from pingpong_bus.messages import (
     ListChains,
     ResetCaches,
     ResultReply,
+    Score,
+    Scored,
     Seen,
     Snapshot,
     StatusReply,
@@ -66,6 +68,8 @@ class FakeDaemon:
         """Whether chains stay unfinished until `finish`."""
         self.edit: Callable[[Submit, ChainResult], ChainResult] = lambda submit, result: result
         """Changes a result before it is kept."""
+        self.logprobs: list[float | None] = [-0.5, -0.75]
+        """Answers every `Score`."""
         self.edit_status: Callable[[StatusReply], StatusReply] = lambda status: status
         self.drop_events = False
         self.send_frame: Callable[[bytes], None] = lambda frame: None
@@ -156,6 +160,8 @@ class FakeDaemon:
             self._find(request.chain)
             del self.results[request.chain]
             self.send(Done(request=number))
+        elif isinstance(request, Score):
+            self.send(Scored(request=number, logprobs=self.logprobs[: len(request.tokens)]))
         elif isinstance(request, ResetCaches | Drain):
             self.send(Done(request=number))
 
@@ -194,9 +200,11 @@ def result_of(chain_id: str, submit: Submit) -> ChainResult:
     ]
     mode = submit.options.mode
     placement = "ping-pong" if mode == "auto" else mode
+    level = submit.options.exactness or submit.chain.exactness or "fast"
     return ChainResult(
-        id=chain_id, name=submit.chain.name, state="finished", placement=placement, e2e_ms=2500.0, agents=agents
-    )
+        id=chain_id, name=submit.chain.name, state="finished", placement=placement, e2e_ms=2500.0, agents=agents,
+        exactness=level, grid=256 if level == "grid" else None,
+    )  # fmt: skip
 
 
 def events_of(result: ChainResult) -> list[ChainEvent]:
@@ -224,7 +232,7 @@ def ended_of(result: ChainResult) -> ChainEvent:
 def status_of(number: int, chains: int) -> StatusReply:
     limits = EngineLimits(
         engine="simulated 1", model="timing", max_model_len=4096, vocabulary_size=4096, block_size=16, kv_tokens=65536,
-        max_num_seqs=64, dtype="float32",
+        max_num_seqs=64, dtype="float32", device="timing model", grid_tokens=256, decode_first=True,
     )  # fmt: skip
     workers = [
         WorkerStatus(

@@ -22,12 +22,21 @@ from pingpong_bus.messages import (
     ChainResult,
     ChainSummary,
     ResumeEntry,
+    SchedulerState,
     StatusReply,
     StoreStatus,
     SubmitOptions,
     WorkerStatus,
 )
-from pingpong_client.certificate import AgentCertificate, Certificate, Difference, RunCertificate
+from pingpong_client.certificate import (
+    AgentCertificate,
+    Certificate,
+    Change,
+    Comparison,
+    Difference,
+    RunCertificate,
+)
+from pingpong_client.certificate_file import read_certificate, write_certificate
 from pingpong_client.chain_file import load_chain
 from pingpong_client.client import AsyncClient
 from pingpong_client.sync_client import Client
@@ -46,7 +55,9 @@ __all__ = [
     "ChainNotFound",
     "ChainResult",
     "ChainSummary",
+    "Change",
     "Client",
+    "Comparison",
     "DaemonUnavailable",
     "DataError",
     "Difference",
@@ -59,6 +70,7 @@ __all__ = [
     "PingpongError",
     "ResumeEntry",
     "RunCertificate",
+    "SchedulerState",
     "StatusReply",
     "StoreError",
     "StoreStatus",
@@ -66,5 +78,7 @@ __all__ = [
     "UsageError",
     "WorkerStatus",
     "load_chain",
+    "read_certificate",
     "verify",
+    "write_certificate",
 ]

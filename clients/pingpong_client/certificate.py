@@ -1,17 +1,22 @@
-"""The proof that reading ahead changed nothing, or where it did: a struct, and the table that shows it."""
+"""The proof that reading ahead changed nothing, or where it did: what `verify` writes, and the comparison behind it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from pingpong_bus.chain import Chain, Exactness, resolve_inputs
 from pingpong_bus.errors import NotEqual
 from pingpong_bus.messages import AgentResult, ChainResult
-from pingpong_client.table import clean, format_table, milliseconds, number
+
+CERTIFICATE_VERSION: Literal[2] = 2
+"""Of the JSON form; raised by every change that an older reader could misread."""
+
+ReadAheadMode = Literal["ping-pong", "overlap"]
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +28,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     serial: int | str | None
     """The token there, None past the end."""
     read_ahead: int | str | None
+    logit_gap: float | None = None
+    """How much higher the engine puts the serial token's logit than the other's, when it is asked anew what follows
+    the common prefix; near 0 is a near tie. None: see `no_gap`."""
+    no_gap: str = ""
+    """Why there is no gap."""
 
 
 class AgentCertificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +46,8 @@ class AgentCertificate(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 over the ids as little-endian uint32."""
     output_digest: str
     equal: bool
+    seed: int | None = None
+    """That it was sampled with; None where it was not."""
     difference: Difference | None = None
 
 
@@ -53,29 +65,78 @@ class RunCertificate(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two was cut off and went on, so the pair is compared like others, and is no proof."""
 
 
-class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """What `verify` found, and what the runs were made with."""
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Something in which a certificate differs from an earlier one."""
 
+    what: str
+    """A field of `Certificate` or `AgentCertificate`."""
+    run: int | None = None
+    """From 1; None where it is the same for all."""
+    agent: str | None = None
+    earlier: str
+    now: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What `verify --against` found."""
+
+    made_at: str
+    """When the earlier certificate was made."""
+    equal: bool
+    """Whether nothing has changed."""
+    tokens_equal: bool
+    """Whether every agent was given and has written the same ids, whatever they were made with."""
+    changes: list[Change]
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """What `verify` found, and what the runs were made with: its JSON form, which stays readable.
+
+    Fields may be added within a version.
+    """
+
+    certificate: Literal[2] = CERTIFICATE_VERSION
+    """The version of this form."""
+    made_at: str
+    """When the last run had ended, such as 2026-05-04T09:30:00+00:00."""
     chain: str
+    """Its name."""
+    chain_digest: str
+    """Of its agents and inputs: see `chain_digest`."""
     verdict: Literal["equal", "different"]
+    proof: bool
+    """Whether the runs are equal, at a level that promises it, and none was cut off."""
+    no_proof: list[str]
+    """Why it is none."""
+    exactness: Exactness
+    grid: int | None
+    """The cell in tokens, at exactness "grid"."""
+    mode: ReadAheadMode
+    """What was compared with the serial runs."""
     pairs: int
     equal_pairs: int
     daemon: str
     """Version of pingpongd."""
+    python: str
+    """Version of the Python that compared; where client and daemon are one installation, the daemon's too."""
     engines: list[str]
     """Name and version, such as "vllm 0.32.0"; one entry unless groups differ."""
     models: list[str]
     dtypes: list[str]
+    devices: list[str]
+    """Kinds of device, such as "NVIDIA H200"."""
     sessions: list[str]
     """Kinds of session that the agents ran with."""
     cache: Literal["isolated"] = "isolated"
     """Every hop had a cache salt of its own: no run found anything of another in a prefix cache."""
-    runs: list[RunCertificate]
+    runs: Annotated[list[RunCertificate], msgspec.Meta(min_length=1)]
     resumed_pairs: int = 0
     """Pairs that are no proof, whatever the verdict: a worker or the daemon was lost under a run, which went on."""
+    against: Comparison | None = None
+    """With an earlier certificate, where there was one."""
 
     def check(self) -> None:
-        """Do nothing if all runs are equal.
+        """Do nothing if all runs are equal, and equal to those of the earlier certificate where there was one.
 
         Raises:
             NotEqual: naming the first difference.
@@ -87,11 +148,31 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
                         f"run {number_of_run}, agent {agent.agent}: {describe(agent.difference)}.",
                         hint=f"{self.equal_pairs} of {self.pairs} runs were equal.",
                     )
+        if self.against is not None and self.against.changes:
+            more = len(self.against.changes) - 1
+            tokens = "All tokens are equal." if self.against.tokens_equal else "Tokens differ."
+            raise NotEqual(
+                f"against the certificate of {self.against.made_at}: {describe_change(self.against.changes[0])}"
+                f"{f', and {more} more' if more else ''}.",
+                hint=tokens,
+            )
 
 
 def digest(ids: Sequence[int]) -> str:
     """SHA-256 over ids as little-endian uint32, in hex: as workers report prompts."""
     return hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in ids)).hexdigest()
+
+
+def chain_digest(chain: Chain, inputs: Mapping[str, str] | None = None) -> str:
+    """SHA-256, in hex, over what decides what the agents are asked: themselves, and the values of the inputs.
+
+    Names, descriptions and levels of chains may change and leave it as it is.
+
+    Raises:
+        ChainError: an input is off.
+    """
+    asked = [chain.agents, resolve_inputs(chain, inputs or {})]
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
 def compare_runs(serial: ChainResult, read_ahead: ChainResult) -> RunCertificate:
@@ -126,6 +207,7 @@ def compare_agents(serial: AgentResult, read_ahead: AgentResult) -> AgentCertifi
         prompt_digest=serial.prompt_digest if prompt is None else digest(prompt),
         output_digest=digest(serial.output_ids),
         equal=difference is None,
+        seed=serial.seed,
         difference=difference,
     )
 
@@ -136,39 +218,11 @@ def describe(difference: Difference) -> str:
     return f"{where} is {_shown(difference.serial)} in series and {_shown(difference.read_ahead)} read ahead"
 
 
-def certificate_lines(certificate: Certificate, width: int | None = None) -> list[str]:
-    """The certificate as a readable table."""
-    lines = [
-        f"chain      {clean(certificate.chain, lines=False)}",
-        f"daemon     pingpongd {certificate.daemon}",
-        f"engine     {', '.join(certificate.engines) or '-'}",
-        f"model      {', '.join(certificate.models) or '-'}",
-        f"dtype      {', '.join(certificate.dtypes) or '-'}",
-        f"session    {', '.join(certificate.sessions) or '-'}",
-        f"cache      {certificate.cache}",
-    ]
-    for at, run in enumerate(certificate.runs, 1):
-        lines += ["", _run_headline(at, run)]
-        rows = [
-            [
-                agent.agent,
-                number(agent.prompt_tokens),
-                agent.prompt_digest[:12],
-                number(agent.output_tokens),
-                agent.output_digest[:12],
-                "equal" if agent.equal else "DIFFERENT",
-            ]
-            for agent in run.agents
-        ]
-        headers = ["agent", "prompt", "prompt sha256", "output", "output sha256", "verdict"]
-        lines += format_table(headers, rows, right=(1, 3), width=width)
-        if run.resumed:
-            lines.append("a run was cut off and went on: no proof")
-        lines += [f"{agent.agent}: {describe(agent.difference)}" for agent in run.agents if agent.difference]
-    lines += ["", f"verdict    {certificate.verdict}: {certificate.equal_pairs} of {certificate.pairs} runs equal"]
-    if certificate.resumed_pairs:
-        lines.append(f"no proof   {certificate.resumed_pairs} of {certificate.pairs} runs were cut off and went on")
-    return lines
+def describe_change(change: Change) -> str:
+    """A change in words."""
+    run = "" if change.run is None else f"run {change.run}, "
+    agent = "" if change.agent is None else f"agent {change.agent}: "
+    return f"{run}{agent}{change.what} was {change.earlier} and is {change.now}"
 
 
 def _first_difference(serial: AgentResult, read_ahead: AgentResult) -> Difference | None:
@@ -200,10 +254,3 @@ def _same_digests(serial: AgentResult, read_ahead: AgentResult) -> bool:
 
 def _shown(value: int | str | None) -> str:
     return "nothing" if value is None else str(value)
-
-
-def _run_headline(at: int, run: RunCertificate) -> str:
-    line = f"run {at}: series {milliseconds(run.serial_ms)} ms, read ahead {milliseconds(run.read_ahead_ms)} ms"
-    if run.serial_ms and run.read_ahead_ms:
-        line += f" ({(run.read_ahead_ms / run.serial_ms - 1) * 100:+.1f} %)"
-    return line

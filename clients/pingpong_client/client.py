@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,8 @@ from pingpong_bus.messages import (
     ListChains,
     ResetCaches,
     ResultReply,
+    Score,
+    Scored,
     StatusReply,
     Submit,
     SubmitOptions,
@@ -52,7 +54,9 @@ MAX_KEY_CHARACTERS = 128
 """Of `Submit.key`."""
 
 Reply = TypeVar("Reply", bound=DaemonMessage)
-Summaries = list[ChainSummary]  # inside the class, `list` is the method
+# Inside the classes, `list` is the method.
+Summaries = list[ChainSummary]
+LogProbabilities = list[float | None]
 
 
 class AsyncClient:
@@ -316,6 +320,32 @@ class AsyncClient:
             Done,
             patient=True,
         )
+
+    async def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> LogProbabilities:
+        """How likely tokens are to follow a prompt, by the daemon's model.
+
+        Args:
+            ids: the prompt, at least one token.
+            tokens: 1 to 8 of them.
+            grid: cut the prompt as a chain of exactness "grid" was cut: `ChainResult.grid`.
+
+        Returns:
+            The natural logarithm of each token's probability, in order; None where it is too unlikely for the engine
+            to say.
+
+        Raises:
+            UsageError: the prompt or a token is none for this model, or the engine cannot be held to a grid.
+            EngineError: the engine failed or refused.
+            Overloaded: no engine serves.
+        """
+        reply = await self._ask(
+            lambda number: Score(
+                request=number, version=PROTOCOL_VERSION, ids=list(ids), tokens=list(tokens), grid=grid
+            ),
+            Scored,
+            patient=True,
+        )
+        return reply.logprobs
 
     async def _ask(self, build: Callable[[int], ClientRequest], expect: type[Reply], *, patient: bool = False) -> Reply:
         connection = await self._link.connected()

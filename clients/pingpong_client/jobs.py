@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pingpong_bus.chain import MAX_CHAIN_BYTES, Chain, parse_chain, resolve_inputs
+from pingpong_bus.chain import MAX_CHAIN_BYTES, Chain, Exactness, parse_chain, resolve_inputs
 from pingpong_bus.errors import ChainError, DaemonUnavailable, Overloaded, PingpongError
 from pingpong_bus.messages import ChainResult, Mode, SubmitOptions
 from pingpong_client.chain_file import load_chain
@@ -19,7 +19,7 @@ MAX_PRIORITY = 100
 MAX_DEADLINE_S = 31_536_000
 """Of `SubmitOptions`."""
 
-_LINE_HINT = "A line has chain or path, and may have inputs, mode, priority and deadline_s."
+_LINE_HINT = "A line has chain or path, and may have inputs, mode, exactness, priority and deadline_s."
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -32,10 +32,16 @@ class Job(msgspec.Struct, frozen=True):
     mode: Mode | None = None
     priority: int | None = None
     deadline_s: float | None = None
+    exactness: Exactness | None = None
 
     def options(self, common: SubmitOptions) -> SubmitOptions:
         """The options of all lines, with this line's own in their place."""
-        own = {"mode": self.mode, "priority": self.priority, "deadline_s": self.deadline_s}
+        own = {
+            "mode": self.mode,
+            "priority": self.priority,
+            "deadline_s": self.deadline_s,
+            "exactness": self.exactness,
+        }
         return msgspec.structs.replace(common, **{name: value for name, value in own.items() if value is not None})
 
 
@@ -46,6 +52,7 @@ class _JobLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode | None = None
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_S)] | None = None
+    exactness: Exactness | None = None
 
 
 class JobOutcome(msgspec.Struct, frozen=True):
@@ -152,4 +159,4 @@ def _parse_line(number: int, line: bytes, folder: Path, given: Mapping[str, str]
     common = {name: value for name, value in given.items() if name in chain.inputs}
     inputs = common | parsed.inputs
     resolve_inputs(chain, inputs)
-    return Job(number, chain, inputs, parsed.mode, parsed.priority, parsed.deadline_s)
+    return Job(number, chain, inputs, parsed.mode, parsed.priority, parsed.deadline_s, parsed.exactness)

@@ -9,12 +9,14 @@ from pingpong_bus.messages import (
     ChainResult,
     ChainState,
     ChainSummary,
+    SchedulerState,
     StatusReply,
     StoreStatus,
     WorkerStatus,
 )
+from pingpong_client.certificate_table import level_words
 from pingpong_client.live import agent_block
-from pingpong_client.table import clean, format_table, milliseconds, number
+from pingpong_client.table import clean, clip, format_table, milliseconds, number
 
 _STAGE_CELLS = 24
 _STATUS_WAITING = 5
@@ -67,6 +69,7 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
     engines = dict.fromkeys(f"{it.limits.engine}, {it.limits.model}" for it in status.workers if it.limits)
     if engines:
         lines.append(clean(f"engine: {'; '.join(engines)}", lines=False))
+    lines += [clean(line, lines=False) for line in _exactness_lines(status.workers)]
     lines.append("")
     rows = [
         [
@@ -82,10 +85,19 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
     ]
     headers = ["worker", "devices", "state", "pid", "running", "tokens", "RSS MiB"]
     troubles = [trouble for worker in status.workers for trouble in _troubles(worker)]
+    steps = [_step_line(worker.name, worker.scheduler) for worker in status.workers if worker.scheduler is not None]
+    if width is not None:
+        steps = [clip(line, width) for line in steps]
     if not rows:
         return [*lines, "no workers yet"]
     table = format_table(headers, rows, right=range(3, 7), width=width)
-    return [*lines, *table, "running: agents that it works on now; tokens: written since its own start", *troubles]
+    return [
+        *lines,
+        *table,
+        "running: agents that it works on now; tokens: written since its own start",
+        *steps,
+        *troubles,
+    ]
 
 
 def list_lines(chains: Sequence[ChainSummary], width: int | None = None) -> list[str]:
@@ -153,6 +165,31 @@ def _troubles(worker: WorkerStatus) -> Iterable[str]:
         yield clean(f"{worker.name}: {'; '.join(facts)}", lines=False)
 
 
+def _exactness_lines(workers: Sequence[WorkerStatus]) -> Iterable[str]:
+    """Levels of exactness beside "fast" that the engines offer, and why not "grid" where they do not."""
+    limits = [(worker.name, worker.limits) for worker in workers if worker.limits is not None]
+    if not limits:
+        return
+    levels = ["fast"]
+    cells = [each.grid_tokens for _, each in limits]
+    if all(cells):
+        levels.append(level_words("grid", max(cells)))
+    if all(each.batch_invariant for _, each in limits):
+        levels.append("invariant")
+    yield f"exactness: {'; '.join(levels)}"
+    for name, each in limits:
+        if not each.grid_tokens and each.grid_refusal:
+            yield f"no grid on {name}: {each.grid_refusal}"
+
+
+def _step_line(name: str, state: SchedulerState) -> str:
+    """What the decode-first scheduler of a worker did last."""
+    return (
+        f"{name}: step {milliseconds(state.step_ms)} ms, alone {milliseconds(state.decode_ms)}, "
+        f"target {milliseconds(state.target_ms)}; {number(state.budget_tokens)} append tokens: {state.reason}"
+    )
+
+
 def _in_table(worker: WorkerStatus) -> bool:
     """Whether its stage is short enough for a column; of one that serves it says nothing."""
     return worker.state == "ready" or len(worker.stage) <= _STAGE_CELLS
@@ -194,6 +231,8 @@ def _ending(result: ChainResult) -> str:
         facts.append(f"{result.placement} ({result.why})" if result.why else result.placement)
     elif result.state == "queued" and result.why:
         facts.append(result.why)
+    if result.exactness != "fast":
+        facts.append(f"exactness {level_words(result.exactness, result.grid)}")
     if result.resumed:
         facts.append("resumed")
     if result.error and result.error != result.state:

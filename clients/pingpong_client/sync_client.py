@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import DaemonUnavailable
 from pingpong_bus.messages import ChainEvent, ChainResult, StatusReply, SubmitOptions
-from pingpong_client.client import PING_S, RECONNECT_S, TIMEOUT_S, AsyncClient, Summaries
+from pingpong_client.client import PING_S, RECONNECT_S, TIMEOUT_S, AsyncClient, LogProbabilities, Summaries
 from pingpong_client.transport import Transport, ZmqTransport
 
 T = TypeVar("T")
@@ -155,6 +155,10 @@ class Client:
     def drain(self, group: str | None = None, *, deadline_s: float | None = None) -> None:
         """See `AsyncClient.drain`."""
         self._do(self._client.drain(group, deadline_s=deadline_s))
+
+    def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> LogProbabilities:
+        """See `AsyncClient.score`."""
+        return self._do(self._client.score(ids, tokens, grid=grid))
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._running_loop())

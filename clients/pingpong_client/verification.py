@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import get_args
 
 import msgspec
 
-from pingpong_bus.chain import Chain
+from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.errors import PingpongError, UsageError
 from pingpong_bus.messages import ChainResult, Mode, SessionKind, StatusReply, SubmitOptions
-from pingpong_client.certificate import Certificate, RunCertificate, compare_runs
+from pingpong_client.against import check_same_chain, compare_certificates
+from pingpong_client.certificate import Certificate, ReadAheadMode, RunCertificate, chain_digest, compare_runs
 from pingpong_client.client import AsyncClient, finished
+from pingpong_client.rescoring import with_gaps
 
 
 async def verify(
@@ -19,40 +23,108 @@ async def verify(
     chain: Chain,
     inputs: Mapping[str, str] | None = None,
     *,
-    runs: int = 1,
+    runs: int | None = None,
+    mode: ReadAheadMode | None = None,
+    exactness: Exactness | None = None,
     session: SessionKind | None = None,
+    earlier: Certificate | None = None,
     on_progress: Callable[[int, Mode], None] | None = None,
 ) -> Certificate:
-    """Run the chain `runs` times in each mode, isolated from every cache, and certify what came of it.
+    """Run the chain in series and read ahead, isolated from every cache, and certify what came of it.
 
     Args:
+        runs: pairs of runs; None: as many as `earlier` has, else one.
+        mode: what is compared with the serial runs; None: that of `earlier`, else "ping-pong" where the daemon has two
+            device groups and "overlap" where it has one whose engine can.
+        exactness: None: that of `earlier`, else what the chain names, else "grid", or with "overlap", which a grid
+            rules out, "invariant".
+        earlier: a certificate to check against; sampled agents get its seeds.
         on_progress: is told the number of the run, from 1, and the mode, before each.
 
     Raises:
         ChainError: the chain is off.
-        UsageError: the daemon has one device group, and reading ahead takes two.
+        DataError: `earlier` is of another chain.
+        UsageError: the daemon cannot read ahead in this mode, or cannot keep to this level, and why.
         ChainFailed: a run did not finish.
         DaemonUnavailable, Overloaded: the daemon is not there, or refuses a mode.
         PingpongError: the daemon does not say which seed it gave to an agent without one.
     """
+    digest = chain_digest(chain, inputs)
+    if earlier is not None:
+        check_same_chain(earlier, chain, inputs)
+        mode = mode or earlier.mode
+        exactness = exactness or earlier.exactness
+        runs = runs or earlier.pairs
     status = await client.status()
-    _check_groups(status)
+    mode = choose_mode(status, mode)
+    level = exactness or chain.exactness or default_level(status, mode)
     pairs: list[RunCertificate] = []
-    sessions: list[str | None] = []
-    for run in range(1, runs + 1):
-        results: list[ChainResult] = []
-        modes: tuple[Mode, Mode] = ("serial", "ping-pong")
-        seeded = chain
-        for mode in modes:
+    results: list[ChainResult] = []
+    for run in range(1, (runs or 1) + 1):
+        seeded = chain if earlier is None else _seeded_like(chain, earlier.runs[(run - 1) % len(earlier.runs)])
+        pair: list[ChainResult] = []
+        modes: tuple[Mode, Mode] = ("serial", mode)
+        for each in modes:
             if on_progress is not None:
-                on_progress(run, mode)
-            options = SubmitOptions(mode=mode, isolate=True, session=session)
+                on_progress(run, each)
+            options = SubmitOptions(mode=each, isolate=True, session=session, exactness=level)
             ended = await client.run(seeded, inputs, options)
-            results.append(finished(await client.result(ended.id, prompt_ids=True)))
-            seeded = with_seeds(chain, results[0])
-        pairs.append(compare_runs(*results))
-        sessions += [agent.session for result in results for agent in result.agents]
-    return _certificate(chain, status, pairs, sessions)
+            pair.append(finished(await client.result(ended.id, prompt_ids=True)))
+            seeded = with_seeds(seeded, pair[0])
+        serial, read_ahead = pair
+        pairs.append(await with_gaps(client, compare_runs(serial, read_ahead), serial, read_ahead))
+        results += pair
+    certificate = _certificate(chain, digest, mode, await client.status(), pairs, results)
+    if earlier is None:
+        return certificate
+    return msgspec.structs.replace(certificate, against=compare_certificates(earlier, certificate))
+
+
+def choose_mode(status: StatusReply, asked: ReadAheadMode | None) -> ReadAheadMode:
+    """The mode to compare with series.
+
+    Raises:
+        UsageError: the daemon's groups do not allow it.
+    """
+    names = [worker.name for worker in status.workers]
+    limits = [worker.limits for worker in status.workers if worker.limits is not None]
+    overlaps = any(limit.decode_first for limit in limits)
+    if asked == "overlap" or (asked is None and len(names) == 1 and overlaps):
+        if limits and not overlaps:
+            raise UsageError(
+                "no engine of the daemon schedules decodes first, which overlap takes.",
+                field="mode",
+                hint="Leave `[decode_first]` enabled, and vLLM's `scheduler_cls` to pingpongd.",
+            )
+        return "overlap"
+    if len(names) < 2:
+        cannot = "" if asked else ", whose engine cannot overlap either"
+        raise UsageError(
+            "verify reads ahead on a second device group, and the daemon has "
+            f"{', '.join(names) or 'none'} alone{cannot}.",
+            field="mode",
+            hint="Configure another group.",
+        )
+    return "ping-pong"
+
+
+def default_level(status: StatusReply, mode: ReadAheadMode) -> Exactness:
+    """The level that is to be proved where nobody names one.
+
+    Raises:
+        UsageError: there is none for this mode.
+    """
+    if mode == "ping-pong":
+        return "grid"
+    limits = [worker.limits for worker in status.workers if worker.limits is not None]
+    if not limits or all(limit.batch_invariant for limit in limits):
+        return "invariant"
+    raise UsageError(
+        'agents that overlap share a device, where only "invariant" promises equal tokens, and the engines do not run '
+        "batch-invariant kernels.",
+        field="exactness",
+        hint="Configure a second device group or `batch_invariant = true`, or compare with --exactness fast.",
+    )
 
 
 def with_seeds(chain: Chain, result: ChainResult) -> Chain:
@@ -75,34 +147,60 @@ def with_seeds(chain: Chain, result: ChainResult) -> Chain:
     return msgspec.structs.replace(chain, agents=agents)
 
 
-def _check_groups(status: StatusReply) -> None:
-    names = [worker.name for worker in status.workers]
-    if len(names) < 2:
-        raise UsageError(
-            f"verify reads ahead on a second device group, and the daemon has {', '.join(names) or 'none'} alone.",
-            hint="Configure another group.",
-        )
+def _seeded_like(chain: Chain, run: RunCertificate) -> Chain:
+    """The chain with the seeds of an earlier run of it."""
+    agents = [
+        msgspec.structs.replace(agent, seed=ran.seed) if agent.temperature > 0 and ran.seed is not None else agent
+        for agent, ran in zip(chain.agents, run.agents, strict=True)
+    ]
+    return msgspec.structs.replace(chain, agents=agents)
 
 
 def _certificate(
-    chain: Chain, status: StatusReply, pairs: list[RunCertificate], sessions: Iterable[str | None]
+    chain: Chain,
+    digest: str,
+    mode: ReadAheadMode,
+    status: StatusReply,
+    pairs: list[RunCertificate],
+    results: Sequence[ChainResult],
 ) -> Certificate:
     limits = [worker.limits for worker in status.workers if worker.limits is not None]
     equal = sum(pair.equal for pair in pairs)
-    verdict: Literal["equal", "different"] = "equal" if equal == len(pairs) else "different"
+    resumed = sum(pair.resumed for pair in pairs)
+    level = min((result.exactness for result in results), key=get_args(Exactness).index)
+    no_proof = list(_doubts(level, len(pairs), equal, resumed))
     return Certificate(
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         chain=chain.name,
-        verdict=verdict,
+        chain_digest=digest,
+        verdict="equal" if equal == len(pairs) else "different",
+        proof=not no_proof,
+        no_proof=no_proof,
+        exactness=level,
+        grid=results[0].grid,
+        mode=mode,
         pairs=len(pairs),
         equal_pairs=equal,
         daemon=status.version,
+        python=platform.python_version(),
         engines=_distinct(limit.engine for limit in limits),
         models=_distinct(limit.model for limit in limits),
         dtypes=_distinct(limit.dtype for limit in limits),
-        sessions=_distinct(sessions),
+        devices=_distinct(limit.device for limit in limits),
+        sessions=_distinct(agent.session for result in results for agent in result.agents),
         runs=pairs,
-        resumed_pairs=sum(pair.resumed for pair in pairs),
+        resumed_pairs=resumed,
     )
+
+
+def _doubts(level: Exactness, pairs: int, equal: int, resumed: int) -> Iterable[str]:
+    """Why runs prove nothing."""
+    if equal < pairs:
+        yield f"{pairs - equal} of {pairs} runs differ"
+    if level == "fast":
+        yield 'exactness "fast" promises nothing'
+    if resumed:
+        yield f"{resumed} of {pairs} runs were cut off and went on"
 
 
 def _distinct(values: Iterable[str | None]) -> list[str]:

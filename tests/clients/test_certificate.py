@@ -13,12 +13,12 @@ from pingpong_bus.messages import AgentResult, ChainResult
 from pingpong_client.certificate import (
     Certificate,
     Difference,
-    certificate_lines,
     compare_agents,
     compare_runs,
     describe,
     digest,
 )
+from pingpong_client.certificate_table import certificate_lines
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=30)
 
@@ -113,7 +113,16 @@ def certificate(*outputs):
     runs = [compare_runs(run([5]), run(output)) for output in outputs]
     equal = sum(pair.equal for pair in runs)
     return Certificate(
+        made_at="2026-05-04T09:30:00+00:00",
         chain="n",
+        chain_digest="c" * 64,
+        proof=equal == len(runs),
+        no_proof=[] if equal == len(runs) else ["1 of 2 runs differ"],
+        exactness="grid",
+        grid=256,
+        mode="ping-pong",
+        python="3.11.9",
+        devices=["CPU"],
         verdict="equal" if equal == len(runs) else "different",
         pairs=len(runs),
         equal_pairs=equal,

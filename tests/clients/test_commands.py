@@ -16,7 +16,18 @@ from pingpong_bus.errors import (
     Overloaded,
     UsageError,
 )
-from pingpong_bus.messages import Attach, Cancel, ChainResult, Drain, GetResult, ResumeEntry, StoreStatus, Submit
+from pingpong_bus.messages import (
+    Attach,
+    Cancel,
+    ChainResult,
+    Drain,
+    GetResult,
+    ResumeEntry,
+    SchedulerState,
+    Score,
+    StoreStatus,
+    Submit,
+)
 
 
 def submits(daemon):
@@ -75,6 +86,23 @@ async def test_submit_passes_mode_session_and_inputs(link, daemon, chain_file, t
     assert first.inputs == {"topic": "from a file é\n"}
     assert second.inputs == {"topic": "a=b"}
     assert third.inputs == {"topic": "@home"}
+
+
+async def test_submit_passes_the_level_of_exactness(link, daemon, chain, chain_file):
+    outcome = await link.command("submit", str(chain_file), "--exactness", "grid", "--mode", "overlap")
+    assert outcome.out.splitlines()[-1] == "c0: finished, E2E 2,500 ms, overlap, exactness grid, cells of 256 tokens"
+    await link.command("submit", str(chain_file))
+    given = jsonl(chain, {"exactness": "invariant"}, {})
+    await link.command("submit", "--jsonl", "-", "--exactness", "fast", "--concurrency", "1", stdin=given)
+    assert [submit.options.exactness for submit in submits(daemon)] == ["grid", None, "invariant", "fast"]
+
+
+async def test_a_level_that_cannot_be_kept_is_told_with_the_reason(link, daemon, chain_file):
+    daemon.refuse[Submit] = UsageError('exactness "grid" cannot be kept: it is awq.', field="exactness", hint="Take x.")
+    for words in (["submit", str(chain_file), "--exactness", "grid"], ["verify", str(chain_file)]):
+        outcome = await link.command(*words)
+        assert outcome.code == 2
+        assert str(outcome.error) == 'exactness: exactness "grid" cannot be kept: it is awq. Take x.'
 
 
 async def test_submit_names_a_group(link, daemon, chain_file):
@@ -314,9 +342,14 @@ async def test_verify_finds_a_difference(link, daemon, chain_file):
     assert outcome.code == 3
     assert isinstance(outcome.error, NotEqual)
     assert "agent critic: output token 1 is 7 in series and 8 read ahead" in str(outcome.error)
-    agent = json.loads(outcome.out)["runs"][0]["agents"][1]
-    assert agent["difference"] == {"where": "output", "index": 1, "serial": 7, "read_ahead": 8}
+    document = json.loads(outcome.out)
+    assert (document["proof"], document["no_proof"]) == (False, ["1 of 1 runs differ"])
+    agent = document["runs"][0]["agents"][1]
+    rescored = {"logit_gap": 0.25, "no_gap": ""}
+    assert agent["difference"] == {"where": "output", "index": 1, "serial": 7, "read_ahead": 8} | rescored
     assert not agent["equal"]
+    [score] = [request for request in daemon.requests if isinstance(request, Score)]
+    assert (score.ids, score.tokens, score.grid) == ([1, 2, 1, 1], [7, 8], 256)
 
 
 async def test_verify_passes_on_what_the_daemon_refuses(link, daemon, chain_file):
@@ -357,11 +390,162 @@ async def test_verify_without_the_seed_of_the_first_run(link, daemon):
 
 
 async def test_verify_with_one_group_runs_nothing(link, daemon, chain_file):
-    daemon.edit_status = lambda status: msgspec.structs.replace(status, workers=status.workers[:1])
+    daemon.edit_status = one_group(decode_first=False)
+    for words in ([], ["--mode", "ping-pong"]):
+        outcome = await link.command("verify", str(chain_file), *words)
+        assert outcome.code == 2
+        assert "the daemon has w0 alone" in str(outcome.error)
+    outcome = await link.command("verify", str(chain_file), "--mode", "overlap")
+    assert str(outcome.error).startswith("mode: no engine of the daemon schedules decodes first")
+    assert submits(daemon) == []
+
+
+def one_group(**limits):
+    """A status of one group with an engine of these limits."""
+
+    def edit(status):
+        worker = status.workers[0]
+        worker = msgspec.structs.replace(worker, limits=msgspec.structs.replace(worker.limits, **limits))
+        return msgspec.structs.replace(status, workers=[worker])
+
+    return edit
+
+
+async def test_verify_with_one_group_overlaps_where_something_can_be_proved(link, daemon, chain_file):
+    daemon.edit_status = one_group()
     outcome = await link.command("verify", str(chain_file))
     assert outcome.code == 2
-    assert "the daemon has w0 alone" in str(outcome.error)
+    assert str(outcome.error).startswith("exactness: agents that overlap share a device")
     assert submits(daemon) == []
+    assert (await link.command("verify", str(chain_file), "--exactness", "fast")).code == 0
+    daemon.edit_status = one_group(batch_invariant=True)
+    assert (await link.command("verify", str(chain_file))).code == 0
+    asked = [(submit.options.mode, submit.options.exactness) for submit in submits(daemon)]
+    assert asked == [("serial", "fast"), ("overlap", "fast"), ("serial", "invariant"), ("overlap", "invariant")]
+
+
+async def test_verify_takes_the_level_that_is_named(link, daemon, chain):
+    named = msgspec.json.encode(msgspec.structs.replace(chain, exactness="invariant"))
+    await link.command("verify", "-", stdin=msgspec.json.encode(chain))
+    await link.command("verify", "-", stdin=named)
+    outcome = await link.command("verify", "-", "--exactness", "fast", stdin=named)
+    levels = [submit.options.exactness for submit in submits(daemon)]
+    assert levels == ["grid"] * 2 + ["invariant"] * 2 + ["fast"] * 2
+    assert outcome.out.splitlines()[-1] == 'proof      no: exactness "fast" promises nothing'
+
+
+async def test_verify_writes_the_certificate_that_it_prints(link, chain_file, tmp_path):
+    kept = tmp_path / "kept.json"
+    outcome = await link.command("verify", str(chain_file), "-o", str(kept), "--json")
+    document = json.loads(kept.read_text())
+    assert document == json.loads(outcome.out)
+    assert (document["certificate"], document["exactness"], document["grid"]) == (2, "grid", 256)
+    assert (document["devices"], document["dtypes"], document["daemon"]) == (["timing model"], ["float32"], "0.1.0")
+    assert document["proof"]
+    assert [path.name for path in tmp_path.iterdir() if "certificate" in path.name] == []
+
+
+@pytest.mark.parametrize("name", ["nowhere/kept.json", "."])
+async def test_verify_finds_out_first_whether_it_can_write(link, chain_file, tmp_path, name):
+    outcome = await link.command("verify", str(chain_file), "-o", str(tmp_path / name))
+    assert (outcome.code, outcome.error.field) == (2, "--output")
+    assert link.transports == []
+
+
+async def test_verify_against_an_equal_certificate(link, daemon, chain_file, tmp_path):
+    kept = tmp_path / "kept.json"
+    await link.command(
+        "verify", str(chain_file), "--runs", "2", "--mode", "overlap", "--exactness", "fast", "-o", str(kept)
+    )
+    daemon.requests.clear()
+    outcome = await link.command("verify", str(chain_file), "--against", str(kept), "-o", str(kept))
+    assert outcome.code == 0
+    asked = [(submit.options.mode, submit.options.exactness) for submit in submits(daemon)]
+    assert asked == [("serial", "fast"), ("overlap", "fast")] * 2
+    assert ": tokens equal, 0 changes in all" in outcome.out
+    assert json.loads(kept.read_text())["against"]["equal"]
+
+
+async def test_verify_against_names_every_change(link, daemon, chain_file, tmp_path):
+    kept = tmp_path / "kept.json"
+    await link.command("verify", str(chain_file), "-o", str(kept))
+
+    def upgrade(status):
+        workers = [
+            msgspec.structs.replace(worker, limits=msgspec.structs.replace(worker.limits, engine="simulated 2"))
+            for worker in status.workers
+        ]
+        return msgspec.structs.replace(status, workers=workers)
+
+    daemon.edit_status = upgrade
+    outcome = await link.command("verify", str(chain_file), "--against", str(kept))
+    assert outcome.code == 3
+    assert "engines was simulated 1 and is simulated 2. All tokens are equal." in str(outcome.error)
+
+    def other_token(submit, result):
+        changed = msgspec.structs.replace(result.agents[1], output_ids=[1, 8])
+        return msgspec.structs.replace(result, agents=[result.agents[0], changed])
+
+    daemon.edit = other_token
+    outcome = await link.command("verify", str(chain_file), "--against", str(kept), "--json")
+    assert outcome.code == 3
+    assert str(outcome.error).endswith(", and 1 more. Tokens differ.")
+    found = json.loads(outcome.out)["against"]
+    assert (found["equal"], found["tokens_equal"]) == (False, False)
+    assert [(change["what"], change["run"], change["agent"]) for change in found["changes"]] == [
+        ("engines", None, None),
+        ("output_digest", 1, "critic"),
+    ]
+
+
+async def test_verify_against_gives_sampled_agents_their_earlier_seeds(link, daemon, tmp_path):
+    def seed(submit, result):
+        agents = [
+            msgspec.structs.replace(agent, seed=asked.seed if asked.seed is not None else 100 + len(daemon.results))
+            for asked, agent in zip(submit.chain.agents, result.agents, strict=True)
+        ]
+        return msgspec.structs.replace(result, agents=agents)
+
+    daemon.edit = seed
+    kept = tmp_path / "kept.json"
+    chain = b'{"name": "x", "agents": [{"name": "a", "prompt": "x", "temperature": 1}]}'
+    await link.command("verify", "-", "--runs", "2", "-o", str(kept), stdin=chain)
+    outcome = await link.command("verify", "-", "--against", str(kept), stdin=chain)
+    assert outcome.code == 0
+    seeds = [submit.chain.agents[0].seed for submit in submits(daemon)]
+    assert seeds == [None, 100, None, 102, 100, 100, 102, 102]
+
+
+async def test_verify_against_another_chain_runs_nothing(link, daemon, chain_file, tmp_path):
+    kept = tmp_path / "kept.json"
+    await link.command("verify", str(chain_file), "-o", str(kept))
+    daemon.requests.clear()
+    outcome = await link.command("verify", str(chain_file), "--input", "topic=storms", "--against", str(kept))
+    assert outcome.code == 65
+    assert str(outcome.error).startswith('--against: the certificate is of another chain, "two", or of other values')
+    assert daemon.requests == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is no certificate: "),
+        (b"\xff", "is no certificate: "),
+        (b"[1]", "is no certificate: "),
+        (b'{"name": "two", "agents": []}', "is no certificate: "),
+        (b'{"certificate": 3}', "is a certificate of form 3, and this client reads form 2"),
+        (b'{"certificate": 2}', "is a broken certificate: "),
+    ],
+)
+async def test_verify_against_what_is_no_certificate(link, chain_file, tmp_path, content, says):
+    path = tmp_path / "other.json"
+    if content is not None:
+        path.write_bytes(content)
+    outcome = await link.command("verify", str(chain_file), "--against", str(path))
+    assert outcome.code == 65
+    assert says in str(outcome.error)
+    assert link.transports == []
 
 
 async def test_verify_says_which_runs_are_no_proof(link, daemon, chain_file):
@@ -372,7 +556,7 @@ async def test_verify_says_which_runs_are_no_proof(link, daemon, chain_file):
     outcome = await link.command("verify", str(chain_file), "--runs", "2")
     assert outcome.code == 0
     assert "verdict    equal: 2 of 2 runs equal" in outcome.out
-    assert "no proof   1 of 2 runs were cut off and went on" in outcome.out
+    assert "proof      no: 1 of 2 runs were cut off and went on" in outcome.out
     outcome = await link.command("verify", str(chain_file), "--json")
     document = json.loads(outcome.out)
     assert (document["resumed_pairs"], document["runs"][0]["resumed"]) == (0, False)
@@ -665,6 +849,31 @@ async def test_status(link):
     assert document["workers"][0]["name"] == "w0"
     assert document["version"] == "0.1.0"
     assert "request" not in document
+
+
+async def test_status_tells_levels_and_what_the_scheduler_did(link, daemon, monkeypatch):
+    state = SchedulerState(
+        steps=10, step_ms=11.25, decode_ms=8.5, target_ms=11.5, budget_tokens=64, reason="target", append_tokens=640,
+        withheld_steps=1,
+    )  # fmt: skip
+
+    def edit(status):
+        first, second = status.workers
+        second = msgspec.structs.replace(
+            second, limits=msgspec.structs.replace(second.limits, grid_tokens=0, grid_refusal="the dtype is int4")
+        )
+        return msgspec.structs.replace(status, workers=[msgspec.structs.replace(first, scheduler=state), second])
+
+    assert "exactness: fast; grid, cells of 256 tokens" in (await link.command("status")).out.splitlines()
+    daemon.edit_status = edit
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = (await link.command("status", terminal=True)).out.splitlines()
+    assert "exactness: fast" in lines
+    assert "no grid on w1: the dtype is int4" in lines
+    assert lines[-1] == "w0: step 11.2 ms, alone 8.5, target 11.5; 64 append tokens: target"
+    assert all(len(line) <= 80 for line in lines)
+    document = json.loads((await link.command("status", "--json")).out)
+    assert document["workers"][0]["scheduler"] == msgspec.to_builtins(state)
 
 
 async def test_schema_needs_no_daemon(link):

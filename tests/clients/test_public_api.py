@@ -5,6 +5,7 @@ from pingpong_client import __all__ as exported
 
 PROMISED = {
     "Agent", "AgentCertificate", "AgentResult", "AsyncClient", "Certificate", "Chain", "ChainError", "ChainEvent",
+    "Change", "Comparison", "SchedulerState", "read_certificate", "write_certificate",
     "ChainFailed", "ChainNotFound", "ChainResult", "ChainSummary", "Client", "DaemonUnavailable", "DataError",
     "Difference", "EngineError", "EngineLost", "Message", "MessageError", "NotEqual", "Overloaded", "PingpongError",
     "ResumeEntry", "RunCertificate", "StatusReply", "StoreError", "StoreStatus", "SubmitOptions",

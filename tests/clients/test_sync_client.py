@@ -28,6 +28,7 @@ def test_every_method(client, chain):
     assert client.submit(chain, key="mine") == client.submit(chain, key="mine") == "c2"
     assert client.run(chain, key="mine").id == "c2"
     assert client.away_s is None
+    assert client.score([1, 2], [3, 4], grid=64) == [-0.5, -0.75]
     client.cancel(chain_id)
     client.forget(chain_id)
     client.drain(deadline_s=1.0)

@@ -75,21 +75,50 @@ async def test_detached_then_attached(start_daemon: StartDaemon, chain_file: Pat
     assert json.loads(out)["state"] == "finished"
 
 
-async def test_verify_certifies_that_both_modes_agree(start_daemon: StartDaemon, chain_file: Path) -> None:
+async def test_verify_certifies_that_both_modes_agree(
+    start_daemon: StartDaemon, chain_file: Path, tmp_path: Path
+) -> None:
     daemon = await start_daemon()
-    code, out, err = await command(daemon, "verify", str(chain_file), "--runs", "2", "--json")
+    kept = tmp_path / "certificate.json"
+    code, out, err = await command(daemon, "verify", str(chain_file), "--runs", "2", "--json", "-o", str(kept))
     assert (code, err) == (0, "")
     certificate = json.loads(out)
+    assert certificate == json.loads(kept.read_text())
     assert (certificate["verdict"], certificate["equal_pairs"]) == ("equal", 2)
     assert all(agent["output_tokens"] for run in certificate["runs"] for agent in run["agents"])
+    assert (certificate["exactness"], certificate["proof"], certificate["no_proof"]) == ("grid", True, [])
+    assert certificate["grid"] > 0
+
+    code, out, err = await command(daemon, "verify", str(chain_file), "--against", str(kept), "--runs", "1")
+    assert (code, err) == (0, "")
+    assert ": tokens equal, 0 changes in all" in out
+    kept.write_text(kept.read_text().replace(certificate["runs"][0]["agents"][2]["output_digest"], "0" * 64))
+    code, out, err = await command(daemon, "verify", str(chain_file), "--against", str(kept), "--runs", "1")
+    assert code == 3
+    assert "run 1, agent a2: output_digest was " + "0" * 64 in err
+    code, out, err = await command(daemon, "verify", str(chain_file), "--mode", "overlap", "--exactness", "grid")
+    assert (code, out) == (2, "")
+    assert 'exactness: exactness "grid" cannot be kept: ' in err
+
+
+async def test_the_daemon_scores_tokens(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon()
+    async with daemon.client() as client:
+        once = await client.score(list(range(300)), [5, 6])
+        again = await client.score(list(range(300)), [6, 5])
+    assert once == again[::-1]
 
 
 async def test_verify_on_one_group_is_refused(start_daemon: StartDaemon, chain_file: Path) -> None:
     daemon = await start_daemon(ONE_GROUP)
-    code, out, err = await command(daemon, "verify", str(chain_file))
-    assert (code, out) == (2, "")
-    assert "a second device group" in err
-    assert err.count("\n") == 1
+    for words, says in (([], "agents that overlap share a device"), (["--mode", "ping-pong"], "a second device group")):
+        code, out, err = await command(daemon, "verify", str(chain_file), *words)
+        assert (code, out) == (2, "")
+        assert says in err
+        assert err.count("\n") == 1
+    code, out, _ = await command(daemon, "verify", str(chain_file), "--exactness", "fast", "--json")
+    certificate = json.loads(out)
+    assert (code, certificate["mode"], certificate["proof"]) == (0, "overlap", False)
 
 
 async def test_many_from_one_file(start_daemon: StartDaemon, chain_file: Path) -> None:

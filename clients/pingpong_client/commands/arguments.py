@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
+from pingpong_bus.chain import Exactness
 from pingpong_bus.messages import Mode, SessionKind
 from pingpong_client.jobs import MAX_DEADLINE_S, MAX_PRIORITY
 
@@ -34,6 +35,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_mode(parser: argparse.ArgumentParser) -> None:
     """The choice of placement."""
     parser.add_argument("--mode", choices=get_args(Mode), default="auto", help="placement (default: auto)")
+
+
+def add_exactness(parser: argparse.ArgumentParser, default: str) -> None:
+    """The choice of level; the default is described, for it is not known here."""
+    parser.add_argument(
+        "--exactness", choices=get_args(Exactness), help=f"what is promised of the output (default: {default})"
+    )
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:

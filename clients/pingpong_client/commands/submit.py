@@ -14,6 +14,7 @@ from pingpong_client.chain_file import load_chain, parse_inputs, read_file
 from pingpong_client.client import AsyncClient
 from pingpong_client.commands.arguments import (
     add_chain_file,
+    add_exactness,
     add_json,
     add_mode,
     add_session,
@@ -33,9 +34,10 @@ _MAX_JSONL_BYTES = 16 * MAX_CHAIN_BYTES
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_chain_file(parser, optional=True)
     add_mode(parser)
+    add_exactness(parser, "what the chain says, else the daemon's choice")
     add_session(parser)
     add_json(parser)
-    parser.add_argument("--group", metavar="NAME", help="run in series on this device group, see `status`")
+    parser.add_argument("--group", metavar="NAME", help="run on this device group alone, see `status`")
     parser.add_argument(
         "--priority", metavar="N", type=priority, default=0, help="-100 to 100; higher ones start first (default: 0)"
     )
@@ -49,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jsonl",
         metavar="FILE",
-        help='run many: one {"chain" or "path", "inputs", "mode", "priority", "deadline_s"} a line (- is stdin); '
-        "one result a line, as they end",
+        help='run many: one {"chain" or "path", "inputs", "mode", "exactness", "priority", "deadline_s"} a line '
+        "(- is stdin); one result a line, as they end",
     )
     parser.add_argument(
         "--concurrency", metavar="N", type=positive, default=4, help="chains at a time with --jsonl (default: 4)"
@@ -60,9 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(context: Context) -> int:
     args = context.args
     if args.group is not None and args.mode == "ping-pong":
-        raise UsageError("--group runs a chain in series, ping-pong needs two.", hint="Leave one of them out.")
+        raise UsageError("--group runs a chain on one group, ping-pong needs two.", hint="Leave one of them out.")
     options = SubmitOptions(
-        mode=args.mode, session=args.session, group=args.group, priority=args.priority, deadline_s=args.deadline
+        mode=args.mode,
+        session=args.session,
+        group=args.group,
+        priority=args.priority,
+        deadline_s=args.deadline,
+        exactness=args.exactness,
     )
     given = parse_inputs(args.input)
     if args.jsonl is not None:

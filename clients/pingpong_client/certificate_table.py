@@ -1,0 +1,100 @@
+"""A certificate as a readable table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pingpong_bus.chain import Exactness
+from pingpong_client.certificate import (
+    AgentCertificate,
+    Certificate,
+    Comparison,
+    Difference,
+    RunCertificate,
+    describe,
+    describe_change,
+)
+from pingpong_client.table import clean, format_table, milliseconds, number
+
+
+def certificate_lines(certificate: Certificate, width: int | None = None) -> list[str]:
+    """The certificate as lines.
+
+    Args:
+        width: cells of a table's line at most; None: as many as it needs.
+    """
+    lines = [
+        f"chain      {clean(certificate.chain, lines=False)} ({certificate.chain_digest[:12]})",
+        f"made       {certificate.made_at}",
+        f"exactness  {level_words(certificate.exactness, certificate.grid)}",
+        f"compared   serial with {certificate.mode}",
+        f"daemon     pingpongd {certificate.daemon}, Python {certificate.python}",
+        f"engine     {_listed(certificate.engines)}",
+        f"model      {_listed(certificate.models)}",
+        f"dtype      {_listed(certificate.dtypes)}",
+        f"device     {_listed(certificate.devices)}",
+        f"session    {_listed(certificate.sessions)}",
+        f"cache      {certificate.cache}",
+    ]
+    for at, run in enumerate(certificate.runs, 1):
+        lines += ["", _run_headline(at, run), *_run_lines(run, width)]
+    if certificate.against is not None:
+        lines += ["", *_against_lines(certificate.against)]
+    lines += ["", f"verdict    {certificate.verdict}: {certificate.equal_pairs} of {certificate.pairs} runs equal"]
+    lines.append(f"proof      {'yes' if certificate.proof else 'no: ' + '; '.join(certificate.no_proof)}")
+    return lines
+
+
+def level_words(level: Exactness, grid: int | None) -> str:
+    """A level of exactness, and the cell where it has one."""
+    return f"{level}, cells of {number(grid)} tokens" if grid is not None else level
+
+
+def _run_headline(at: int, run: RunCertificate) -> str:
+    line = f"run {at}: series {milliseconds(run.serial_ms)} ms, read ahead {milliseconds(run.read_ahead_ms)} ms"
+    if run.serial_ms and run.read_ahead_ms:
+        line += f" ({(run.read_ahead_ms / run.serial_ms - 1) * 100:+.1f} %)"
+    return line
+
+
+def _run_lines(run: RunCertificate, width: int | None) -> list[str]:
+    rows = [
+        [
+            agent.agent,
+            number(agent.prompt_tokens),
+            agent.prompt_digest[:12],
+            number(agent.output_tokens),
+            agent.output_digest[:12],
+            "equal" if agent.equal else "DIFFERENT",
+        ]
+        for agent in run.agents
+    ]
+    headers = ["agent", "prompt", "prompt sha256", "output", "output sha256", "verdict"]
+    lines = format_table(headers, rows, right=(1, 3), width=width)
+    if run.resumed:
+        lines.append("a run was cut off and went on: no proof")
+    return [*lines, *_difference_lines(run.agents)]
+
+
+def _difference_lines(agents: Iterable[AgentCertificate]) -> Iterable[str]:
+    for agent in agents:
+        if agent.difference is not None:
+            yield f"{agent.agent}: {describe(agent.difference)}"
+            if (gap := _gap(agent.difference)) is not None:
+                yield f"{' ' * len(agent.agent)}  {gap}"
+
+
+def _gap(difference: Difference) -> str | None:
+    if difference.logit_gap is not None:
+        return f"rescored, the serial token's logit is {difference.logit_gap:+.6f} from the other's"
+    return clean(f"no logit gap: {difference.no_gap}", lines=False) if difference.no_gap else None
+
+
+def _against_lines(found: Comparison) -> list[str]:
+    tokens = "equal" if found.tokens_equal else "DIFFERENT"
+    lines = [f"against    the certificate of {found.made_at}: tokens {tokens}, {len(found.changes)} changes in all"]
+    return lines + [clean(f"  {describe_change(change)}", lines=False) for change in found.changes]
+
+
+def _listed(values: list[str]) -> str:
+    return clean(", ".join(values), lines=False) or "-"
