@@ -157,7 +157,7 @@ def place(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: in
             raise UsageError(
                 "ping-pong takes two device groups and one is ready.",
                 field="mode",
-                hint="Configure another group, or submit with --mode serial.",
+                hint="Configure another group, or submit with --mode serial or overlap.",
             )
         return Plan("ping-pong", _ring(shape, groups, number), "asked for")
     serial = _best_serial_group(shape, groups, number)
