@@ -85,6 +85,31 @@ def test_an_engine_that_cannot_be_held_to_a_grid_says_why(changes: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("mode", "graphs", "inductor", "words"),
+    [
+        ("VLLM_COMPILE", "PIECEWISE", {"deterministic": True}, ""),
+        ("VLLM_COMPILE", "FULL", {"deterministic": True}, "cudagraph_mode is FULL"),
+        ("VLLM_COMPILE", "PIECEWISE", {}, "deterministic is off"),
+        ("VLLM_COMPILE", "NONE", {"deterministic": False}, "deterministic is off"),
+        ("NONE", "NONE", {}, ""),
+    ],
+)
+def test_compiled_kernels_of_gpus_have_to_be_chosen_alike(
+    mode: str, graphs: str, inductor: dict[str, bool], words: str
+) -> None:
+    compilation = SimpleNamespace(
+        mode=SimpleNamespace(name=mode),
+        cudagraph_mode=SimpleNamespace(mixed_mode=lambda: SimpleNamespace(name=graphs)),
+        inductor_compile_config=inductor,
+    )
+    given = vllm_config(compilation_config=compilation)
+    refusal = grid_refusal(given, config(devices=["cuda:0"]), 256)
+    assert words in refusal
+    assert bool(refusal) == bool(words)
+    assert grid_refusal(given, config(), 256) == "", "CPUs time no kernels"
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [({"decode_first": False}, "switched off"), ({"engine_args": {"scheduler_cls": "mine.Own"}}, "mine.Own")],
 )

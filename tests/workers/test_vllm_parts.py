@@ -34,7 +34,12 @@ from pingpong_worker.vllm_guards import (
 from pingpong_worker.vllm_handle import Handling, VllmHandle
 from pingpong_worker.vllm_scoring import score_next
 from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession
-from pingpong_worker.vllm_settings import check_argument_names, engine_arguments, engine_environment
+from pingpong_worker.vllm_settings import (
+    DETERMINISTIC_INDUCTOR,
+    check_argument_names,
+    engine_arguments,
+    engine_environment,
+)
 from pingpong_worker.vllm_versions import check_supported, parse_version, prompt_maker, scheduler_class
 
 # --------------------------------------------------------------------------------------------------------------- guards
@@ -431,6 +436,18 @@ def test_settings_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arguments["scheduler_cls"].endswith(".AsyncDecodeFirstScheduler")
 
 
+def test_kernels_of_gpus_are_chosen_alike_unless_the_user_says_otherwise() -> None:
+    assert engine_arguments(config(["cuda:0"]), "m", (0, 24, 0))["compilation_config"] == {
+        "inductor_compile_config": DETERMINISTIC_INDUCTOR
+    }
+    own = {"cudagraph_capture_sizes": [1, 2], "inductor_compile_config": {"deterministic": False, "x": 1}}
+    merged = engine_arguments(config(["cuda:0"], compilation_config=own), "m", (0, 24, 0))["compilation_config"]
+    assert merged["cudagraph_capture_sizes"] == [1, 2]
+    assert merged["inductor_compile_config"] == DETERMINISTIC_INDUCTOR | {"deterministic": False, "x": 1}
+    assert engine_arguments(config(["cuda:0"], compilation_config=3), "m", (0, 24, 0))["compilation_config"] == 3
+    assert "compilation_config" not in engine_arguments(config(["cpu:0"]), "m", (0, 32, 0))
+
+
 def test_raw_arguments_that_contradict_the_configuration_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"vllm\.model: .*Set `model`"):
         engine_arguments(config(["cpu:0"], model="other"), "m", (0, 32, 0))
@@ -542,6 +559,23 @@ def test_rows_whose_sample_is_thrown_away_do_not_draw() -> None:
     assert not torch.equal(generators[2].get_state(), before[2])
     with unfinished_prompts_unseeded(SimpleNamespace()):  # the V2 runner has no such mask
         pass
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_are_counted_without_a_compiler() -> None:
+    pytest.importorskip("vllm")
+    torch = pytest.importorskip("torch")
+    from vllm.v1.sample import sampler
+
+    from pingpong_worker.vllm_cpu_worker import count_ranks_uncompiled
+
+    module = SimpleNamespace(batched_count_greater_than=sampler.batched_count_greater_than)
+    count_ranks_uncompiled(module)  # type: ignore[arg-type]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        ranks = module.batched_count_greater_than(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[2.0]]))
+    assert ranks.tolist() == [2]
+    count_ranks_uncompiled(module)  # type: ignore[arg-type]  # once more does no harm
+    assert module.batched_count_greater_than is not sampler.batched_count_greater_than
 
 
 # ----------------------------------------------------------------------------------------------------------- the plugin

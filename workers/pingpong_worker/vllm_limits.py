@@ -11,7 +11,7 @@ from pingpong_worker.pinning import on_cpu
 from pingpong_worker.vllm_settings import is_decode_first
 from pingpong_worker.vllm_versions import Version
 
-CPU_GRID_TOKENS = 256
+CPU_GRID_TOKENS = 192
 CUDA_GRID_TOKENS = 1024
 """Cells of exactness "grid" where none is configured: small, so that the part of a prompt behind its last cell costs
 little; large enough that a prompt cut into cells prefills about as fast as one that is not."""
@@ -62,6 +62,7 @@ def grid_refusal(vllm_config: Any, config: WorkerConfig, cell: int) -> str:
         _scheduler_refusal(config)
         or _model_refusal(vllm_config, cell)
         or _feature_refusal(vllm_config)
+        or ("" if on_cpu(config.devices) else _compiler_refusal(vllm_config.compilation_config))
         or _cell_refusal(vllm_config, cell)
     )
 
@@ -105,6 +106,16 @@ def _feature_refusal(vllm_config: Any) -> str:
     for name in ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) > 1:
             return f"{name} is {size}; only tensor parallelism was shown to keep the grid."
+    return ""
+
+
+def _compiler_refusal(compilation: Any) -> str:
+    """What of a GPU's compiled code rounds differently from one process, or one use, to the next."""
+    if compilation.cudagraph_mode is not None and compilation.cudagraph_mode.mixed_mode().name == "FULL":
+        return "cudagraph_mode is FULL, by which the same prompt was seen to give other results on the same engine."
+    compiled = getattr(compilation.mode, "name", "NONE") != "NONE"
+    if compiled and not compilation.inductor_compile_config.get("deterministic"):
+        return "inductor_compile_config.deterministic is off, and each engine picks kernels by its own timings."
     return ""
 
 

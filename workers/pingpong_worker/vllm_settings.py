@@ -18,6 +18,12 @@ BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 MAX_NUM_SEQS = 32
 """Paused sessions count against it, so it has to exceed sessions and decodes together."""
 
+DETERMINISTIC_INDUCTOR = {"deterministic": True, "combo_kernels": True, "benchmark_combo_kernel": False}
+"""vLLM's `inductor_compile_config` on GPUs. Inductor times several configurations of a kernel and keeps the fastest, in
+each process for itself, also where the graph comes from a shared cache: two engines on equal GPUs then round
+differently. It costs no speed that was measurable. The two other keys are for vLLM 0.24, which has combined kernels
+timed as well, and that Inductor refuses to do deterministically."""
+
 
 def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict[str, str | None]:
     """Variables to set before vLLM is imported, None to unset.
@@ -85,11 +91,19 @@ def engine_arguments(config: WorkerConfig, model: str, version: Version) -> dict
         ours |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True, "worker_cls": CPU_WORKER}
     else:
         ours["tensor_parallel_size"] = len(config.devices)
+        ours["compilation_config"] = _compilation(given.get("compilation_config", {}))
     asynchronous = not cpu and given.get("async_scheduling") is not False
     scheduler = scheduler_class(version, asynchronous=asynchronous, decode_first=config.decode_first)
     if scheduler is not None:
         ours["scheduler_cls"] = scheduler
-    return ours | given
+    return ours | {name: value for name, value in given.items() if name != "compilation_config" or cpu}
+
+
+def _compilation(given: Any) -> Any:
+    """The user's compilation configuration, over ours."""
+    if not isinstance(given, Mapping):
+        return given  # an optimization level, or what vLLM refuses
+    return {**given, "inductor_compile_config": DETERMINISTIC_INDUCTOR | dict(given.get("inductor_compile_config", {}))}
 
 
 def is_decode_first(config: WorkerConfig) -> bool:
