@@ -28,13 +28,12 @@ from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.errors import NotEqual, PingpongError, UsageError
 from pingpong_bus.messages import ChainResult, Mode, SessionKind, StatusReply, SubmitOptions
 from pingpong_client import AsyncClient
-from pingpong_client.certificate import RunCertificate, compare_runs, describe
+from pingpong_client.certificate import ReadAheadMode, RunCertificate, compare_runs, describe
 from pingpong_client.client import finished
+from pingpong_client.rescoring import with_gaps
 from profiles import text_chain, with_forced_length
 from random_chains import ChainShape, Range, random_chain, random_pool
 from runs import append_line, read_lines
-
-AheadMode = Literal["ping-pong", "overlap"]
 
 
 class ChainPair(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +42,7 @@ class ChainPair(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
     index: int
     exactness: Exactness
-    mode: AheadMode
+    mode: ReadAheadMode
     grid: int | None
     """The cell in tokens, at level grid."""
     prefixes: list[int]
@@ -73,7 +72,7 @@ async def measure(options: argparse.Namespace) -> list[ChainPair]:
         measuring = Measuring(client, options.mode, options.session, made_with(status))
         pool = await prompt_pool(client, status, options.prompts, options.seed)
         await measuring.warm_up(random_chain(shape, -1, seed=options.seed, pool=pool), levels)
-        for index in range(options.chains):
+        for index in range(options.first, options.first + options.chains):
             chain = random_chain(shape, index, seed=options.seed, pool=pool)
             for level in levels[::-1] if index % 2 else levels:
                 pair = await measuring.pair(chain, index, level, ahead_first=bool(index // 2 % 2))
@@ -88,7 +87,7 @@ class Measuring:
     """Runs chains in pairs, and compares them."""
 
     def __init__(
-        self, client: AsyncClient, mode: AheadMode, session: SessionKind | None, origin: dict[str, Any]
+        self, client: AsyncClient, mode: ReadAheadMode, session: SessionKind | None, origin: dict[str, Any]
     ) -> None:
         self._client = client
         self._mode = mode
@@ -104,7 +103,7 @@ class Measuring:
     async def pair(self, chain: Chain, index: int, level: Exactness, *, ahead_first: bool) -> ChainPair:
         """Run a chain in series and read ahead, in this or the other order."""
         results = {mode: await self._run(chain, mode, level) for mode in self._modes(ahead_first=ahead_first)}
-        ahead = results[self._mode]
+        serial, ahead = results["serial"], results[self._mode]
         prompts = [agent.prompt_ids or [] for agent in chain.agents]
         names = [[item[2:-2] for item in prompt if isinstance(item, str)] for prompt in prompts]
         firsts = [next((at for at, item in enumerate(prompt) if isinstance(item, str)), None) for prompt in prompts]
@@ -116,7 +115,7 @@ class Measuring:
             grid=ahead.grid,
             prefixes=[len(prompt) if at is None else at for prompt, at in zip(prompts, firsts, strict=True)],
             reads=names,
-            certificate=compare_runs(results["serial"], ahead),
+            certificate=await with_gaps(self._client, compare_runs(serial, ahead), serial, ahead),
             provenance=self._provenance,
         )
 
@@ -166,8 +165,9 @@ def render(pairs: Sequence[ChainPair]) -> str:
     lines += ["", *_costs(pairs)]
     for pair in pairs:
         for agent in pair.certificate.agents:
-            if agent.difference is not None:
-                lines.append(f"- {pair.exactness}, {pair.chain}, {agent.agent}: {describe(agent.difference)}")
+            if (found := agent.difference) is not None:
+                gap = f"; logit gap {found.logit_gap:.3g}" if found.logit_gap is not None else ""
+                lines.append(f"- {pair.exactness}, {pair.chain}, {agent.agent}: {describe(found)}{gap}")
     return "\n".join(lines)
 
 
@@ -209,8 +209,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare random chains in series and read ahead.")
     add_daemon_arguments(parser)
     parser.add_argument("--exactness", choices=get_args(Exactness), default="grid")
-    parser.add_argument("--mode", choices=get_args(AheadMode), default="ping-pong", help="of reading ahead")
+    parser.add_argument("--mode", choices=get_args(ReadAheadMode), default="ping-pong", help="of reading ahead")
     parser.add_argument("--chains", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="number of the first chain: the seed's others are skipped")
     parser.add_argument("--agents", default=f"{shape.agents.least}:{shape.agents.most}", help="from:to, or a number")
     parser.add_argument("--prefix", default=f"{shape.prefix.least}:{shape.prefix.most}", help="tokens of each agent")
     parser.add_argument("--output", default=f"{shape.output.least}:{shape.output.most}", help="tokens of each agent")
