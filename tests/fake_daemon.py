@@ -136,6 +136,7 @@ class FakeDaemon:
                     finished_agents=len(result.agents),
                     age_s=3723.0,
                     e2e_ms=result.e2e_ms,
+                    exactness=result.exactness,
                     why=result.why if result.state == "queued" else "",
                 )
                 for result in list(self.results.values())[-request.limit :]
@@ -243,7 +244,7 @@ def status_of(number: int, chains: int) -> StatusReply:
     ]  # fmt: skip
     return StatusReply(
         request=number, instance="default", version="0.1.0", pid=99, uptime_s=75.0, state="ready", slots_free=60,
-        slots_total=64, slot_capacity=4096, workers=workers, chains={"finished": chains},
+        slots_total=64, slot_capacity=4096, workers=workers, chains={"finished": chains}, python="3.11.9",
     )  # fmt: skip
 
 

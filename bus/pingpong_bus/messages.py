@@ -671,6 +671,7 @@ class ChainSummary(_Value, frozen=True):
     e2e_ms: float | None
     why: str = ""
     """What a queued chain waits for, where that is not its turn alone."""
+    exactness: Exactness = "fast"
 
 
 class WorkerStatus(_Value, frozen=True):
@@ -750,6 +751,8 @@ class StatusReply(_Tagged, frozen=True):
     store: StoreStatus | None = None
     refused_frames: dict[str, int] = {}
     """Frames that made no sense or came from strangers, by socket, since the start."""
+    python: str = ""
+    """Version of the Python that the daemon and its workers run on."""
 
 
 class Scored(_Tagged, frozen=True):

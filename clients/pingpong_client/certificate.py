@@ -118,7 +118,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     daemon: str
     """Version of pingpongd."""
     python: str
-    """Version of the Python that compared; where client and daemon are one installation, the daemon's too."""
+    """Its version of Python."""
     engines: list[str]
     """Name and version, such as "vllm 0.32.0"; one entry unless groups differ."""
     models: list[str]
@@ -221,8 +221,10 @@ def describe(difference: Difference) -> str:
 def describe_change(change: Change) -> str:
     """A change in words."""
     run = "" if change.run is None else f"run {change.run}, "
-    agent = "" if change.agent is None else f"agent {change.agent}: "
-    return f"{run}{agent}{change.what} was {change.earlier} and is {change.now}"
+    agent = "" if change.agent is None else f"agent {change.agent}, "
+    what = change.what.replace("_", " ")
+    earlier, now = (value[:12] if change.what.endswith("digest") else value for value in (change.earlier, change.now))
+    return f"{run}{agent}{what}: {earlier} then, {now} now"
 
 
 def _first_difference(serial: AgentResult, read_ahead: AgentResult) -> Difference | None:

@@ -110,14 +110,15 @@ def list_lines(chains: Sequence[ChainSummary], width: int | None = None) -> list
             chain.name,
             chain.state,
             chain.placement or "-",
+            chain.exactness,
             f"{chain.finished_agents}/{chain.agents}",
             duration(chain.age_s),
             milliseconds(chain.e2e_ms),
         ]
         for chain in chains
     ]
-    headers = ["id", "name", "state", "placement", "agents", "age", "E2E ms"]
-    return [*format_table(headers, rows, right=(4, 5, 6), width=width), *_waiting_lines(chains)]
+    headers = ["id", "name", "state", "placement", "exactness", "agents", "age", "E2E ms"]
+    return [*format_table(headers, rows, right=(5, 6, 7), width=width), *_waiting_lines(chains)]
 
 
 def duration(seconds: float) -> str:

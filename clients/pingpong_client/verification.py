@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import get_args
@@ -182,7 +181,7 @@ def _certificate(
         pairs=len(pairs),
         equal_pairs=equal,
         daemon=status.version,
-        python=platform.python_version(),
+        python=status.python,
         engines=_distinct(limit.engine for limit in limits),
         models=_distinct(limit.model for limit in limits),
         dtypes=_distinct(limit.dtype for limit in limits),

@@ -273,6 +273,7 @@ class ChainRecord:
             finished_agents=sum(_AGENT_STATES[phase] == "finished" for phase in self.state.phases),
             age_s=round((now_ns - self.submitted_ns) / 1e9, 1),
             e2e_ms=self.e2e_ms,
+            exactness=self.job.exact.level,
             why=self.waits_for if self.state.stage is Stage.QUEUED else self._held_for(),
         )
 

@@ -258,6 +258,7 @@ class Chains:
                 finished_agents=entry.finished_agents,
                 age_s=round(max(0.0, wall - entry.submitted_at), 1),
                 e2e_ms=entry.e2e_ms,
+                exactness=entry.exactness,
             )
             for entry in await self._store.list(limit)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import time
 from collections.abc import Callable
@@ -268,6 +269,7 @@ class Daemon:
             chains=chains.counts(),
             store=store.status(),
             refused_frames={"control": control.refused_frames, "workers": fleet.refused_frames if fleet else 0},
+            python=platform.python_version(),
         )
 
 

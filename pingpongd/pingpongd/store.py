@@ -248,6 +248,7 @@ class Store:
             submitted_at=live.submitted_at,
             ended_at=ended_at,
             e2e_ms=result.e2e_ms,
+            exactness=result.exactness,
         )
         body = _encode(StoredResult(result=result))
         change = queries.ended(live.number, ended_at, _encode(chain), body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pingpong_bus.chain import Chain
+from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.messages import (
     AppendRecord,
     ChainResult,
@@ -87,6 +87,7 @@ class EndedChain(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: float
     ended_at: float
     e2e_ms: float | None
+    exactness: Exactness = "fast"
 
 
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True):

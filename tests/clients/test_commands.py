@@ -441,6 +441,7 @@ async def test_verify_writes_the_certificate_that_it_prints(link, chain_file, tm
     assert document == json.loads(outcome.out)
     assert (document["certificate"], document["exactness"], document["grid"]) == (2, "grid", 256)
     assert (document["devices"], document["dtypes"], document["daemon"]) == (["timing model"], ["float32"], "0.1.0")
+    assert document["python"] == "3.11.9"
     assert document["proof"]
     assert [path.name for path in tmp_path.iterdir() if "certificate" in path.name] == []
 
@@ -480,7 +481,7 @@ async def test_verify_against_names_every_change(link, daemon, chain_file, tmp_p
     daemon.edit_status = upgrade
     outcome = await link.command("verify", str(chain_file), "--against", str(kept))
     assert outcome.code == 3
-    assert "engines was simulated 1 and is simulated 2. All tokens are equal." in str(outcome.error)
+    assert "engines: simulated 1 then, simulated 2 now. All tokens are equal." in str(outcome.error)
 
     def other_token(submit, result):
         changed = msgspec.structs.replace(result.agents[1], output_ids=[1, 8])
@@ -735,8 +736,8 @@ async def test_list(link, chain_file):
     assert (await link.command("list")).out == "no chains\n"
     await link.command("submit", str(chain_file), "--detach")
     lines = (await link.command("list")).out.splitlines()
-    assert lines[0].split() == ["id", "name", "state", "placement", "agents", "age", "E2E", "ms"]
-    assert lines[1].split() == ["c0", "two", "finished", "ping-pong", "2/2", "1", "h", "02", "min", "2,500"]
+    assert lines[0].split() == ["id", "name", "state", "placement", "exactness", "agents", "age", "E2E", "ms"]
+    assert lines[1].split() == ["c0", "two", "finished", "ping-pong", "fast", "2/2", "1", "h", "02", "min", "2,500"]
     assert json.loads((await link.command("list", "--json")).out)[0]["id"] == "c0"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import signal
 import sys
 from pathlib import Path
@@ -88,6 +89,12 @@ async def test_verify_certifies_that_both_modes_agree(
     assert all(agent["output_tokens"] for run in certificate["runs"] for agent in run["agents"])
     assert (certificate["exactness"], certificate["proof"], certificate["no_proof"]) == ("grid", True, [])
     assert certificate["grid"] > 0
+    assert certificate["python"] == platform.python_version()
+    code, out, _ = await command(daemon, "list", "--json")
+    assert [(chain["placement"], chain["exactness"]) for chain in json.loads(out)] == [
+        ("serial", "grid"),
+        ("ping-pong", "grid"),
+    ] * 2
 
     code, out, err = await command(daemon, "verify", str(chain_file), "--against", str(kept), "--runs", "1")
     assert (code, err) == (0, "")
@@ -95,7 +102,7 @@ async def test_verify_certifies_that_both_modes_agree(
     kept.write_text(kept.read_text().replace(certificate["runs"][0]["agents"][2]["output_digest"], "0" * 64))
     code, out, err = await command(daemon, "verify", str(chain_file), "--against", str(kept), "--runs", "1")
     assert code == 3
-    assert "run 1, agent a2: output_digest was " + "0" * 64 in err
+    assert "run 1, agent a2, output digest: 000000000000 then, " in err
     code, out, err = await command(daemon, "verify", str(chain_file), "--mode", "overlap", "--exactness", "grid")
     assert (code, out) == (2, "")
     assert 'exactness: exactness "grid" cannot be kept: ' in err
