@@ -86,14 +86,14 @@ def _difference_lines(agents: Iterable[AgentCertificate]) -> Iterable[str]:
 
 def _gap(difference: Difference) -> str | None:
     if difference.logit_gap is not None:
-        return f"rescored, the serial token's logit is {difference.logit_gap:+.6f} from the other's"
+        return f"logit gap, rescored: {difference.logit_gap:+.6f} (the serial token's minus the other's)"
     return clean(f"no logit gap: {difference.no_gap}", lines=False) if difference.no_gap else None
 
 
 def _against_lines(found: Comparison) -> list[str]:
     tokens = "equal" if found.tokens_equal else "DIFFERENT"
     lines = [f"against    the certificate of {found.made_at}: tokens {tokens}, {len(found.changes)} changes in all"]
-    return lines + [clean(f"  {describe_change(change)}", lines=False) for change in found.changes]
+    return lines + [f"  {clean(describe_change(change), lines=False)}" for change in found.changes]
 
 
 def _listed(values: list[str]) -> str:

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.errors import NotEqual
 from pingpong_bus.messages import AgentResult, ChainResult
 from pingpong_client.certificate import (
     Certificate,
     Difference,
+    chain_digest,
     compare_agents,
     compare_runs,
     describe,
@@ -151,6 +153,28 @@ def test_the_table_fits_and_says_all():
     assert all(len(line) <= 80 for line in lines)
     for word in ("float32", "isolated", "prefix-cache", "DIFFERENT", "different: 1 of 2 runs equal", digest([5])[:12]):
         assert word in text
+
+
+def test_the_table_shows_the_gap_or_why_there_is_none():
+    made = certificate([6])
+    for fields, says in (
+        ({"logit_gap": -0.015625}, "logit gap, rescored: -0.015625 (the serial token's minus the other's)"),
+        ({"no_gap": "the prompts differ"}, "no logit gap: the prompts differ"),
+    ):
+        found = msgspec.structs.replace(made.runs[0].agents[0].difference, **fields)
+        run = msgspec.structs.replace(
+            made.runs[0], agents=[msgspec.structs.replace(made.runs[0].agents[0], difference=found)]
+        )
+        assert f"        {says}" in certificate_lines(msgspec.structs.replace(made, runs=[run]))
+
+
+def test_what_decides_the_digest_of_a_chain():
+    chain = Chain(name="n", agents=[Agent(name="a", prompt="{{input.x}}")], inputs={"x": "1"})
+    alike = msgspec.structs.replace(chain, name="m", exactness="grid", itl_target_ms=20.0)
+    assert chain_digest(chain) == chain_digest(alike) == chain_digest(alike, {"x": "1"})
+    assert chain_digest(chain) != chain_digest(chain, {"x": "2"})
+    longer = msgspec.structs.replace(chain, agents=[msgspec.structs.replace(chain.agents[0], max_tokens=9)])
+    assert chain_digest(chain) != chain_digest(longer)
 
 
 def test_it_survives_json():
