@@ -670,7 +670,7 @@ class ChainSummary(_Value, frozen=True):
     age_s: float
     e2e_ms: float | None
     why: str = ""
-    """What a queued chain waits for, where that is not its turn alone."""
+    """What a chain waits for: queued, where that is not its turn alone; running, where an agent is held."""
     exactness: Exactness = "fast"
 
 
