@@ -131,6 +131,7 @@ def summary(runs: list[Run]) -> dict[str, Any]:
         "downstream_ttft_ratio": round(downstream_ttft_ratio(serial, ahead), 3),
         "agents": len(serial[0].result.agents),
         "identical": not any(difference(serial[0], run) for run in runs),
+        "exactness": serial[0].result.exactness,
         "ttft_ms": [
             {"agent": agent.name, "serial": round(old, 1), "ping_pong": round(new, 1)} for old, new, agent in ttfts
         ],
@@ -147,6 +148,7 @@ def show(runs: list[Run], figures: dict[str, Any]) -> None:
         print(f"{row['agent']:22}{row['serial']:9,.0f} ms{row['ping_pong']:9,.0f} ms")
     print(f"{'the whole chain':22}{figures['serial_ms']:9,.0f} ms{figures['ping_pong_ms']:9,.0f} ms")
     print(f"\n{figures['saved_percent']:.0f} % less time, cold caches; ", end="")
+    print(f"exactness {figures['exactness']}: ", end="")
     print("every prompt and answer identical." if figures["identical"] else "NOT identical:")
     for run in runs[1:]:
         if found := difference(runs[0], run):

@@ -136,6 +136,26 @@ def test_chain_benchmark_leaves_presend_out_where_it_cannot_be_done(config: Path
     assert "Traceback" not in asked.stderr
 
 
+def test_chain_benchmark_runs_each_mode_at_each_level(config: Path, folder: Path) -> None:
+    file = folder / "runs.jsonl"
+    options = ("--config", config, "--profile", "smoke", "--runs", "1", "--warmup-runs", "0", "--out", file)
+    levels = ("--modes", "serial,ping-pong", "--exactness", "fast,grid", "--grid-tokens", "64")
+    done = run("benchmarks/chain.py", *options, *levels)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    assert [(line["exactness"], line["mode"]) for line in lines] == [
+        (level, mode) for level in ("fast", "grid") for mode in ("serial", "ping-pong")
+    ]
+    assert done.stdout.count("ping-pong: exact 1 of 1") == 2
+    assert "exactness grid of 64 tokens" in done.stdout
+    beside = run("benchmarks/chain.py", *options, "--modes", "serial,overlap")
+    assert beside.returncode == 0, beside.stderr
+    assert "overlap: exact 1 of 1" in beside.stdout
+    refused = run("benchmarks/chain.py", *options, "--exactness", "fast,exact")
+    assert refused.returncode == 2
+    assert "there is no level 'exact'" in refused.stderr
+
+
 @pytest.mark.parametrize("script", ["benchmarks/chain.py", "benchmarks/overhead.py", "benchmarks/timeline.py"])
 def test_a_report_of_a_file_that_is_not_there_is_one_line(script: str, folder: Path) -> None:
     done = run(script, "--runs" if script.endswith("timeline.py") else "--report", folder / "none.jsonl")
