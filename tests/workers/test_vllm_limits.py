@@ -17,7 +17,6 @@ def vllm_config(**changes: Any) -> Any:
     parts = SimpleNamespace(
         model_config=SimpleNamespace(
             is_hybrid=False,
-            has_inner_state=False,
             is_attention_free=False,
             disable_sliding_window=False,
             get_sliding_window=lambda: None,
@@ -56,7 +55,6 @@ def config(**changes: Any) -> WorkerConfig:
     [
         ({}, ""),
         ({"model_config__is_hybrid": True}, "running state"),
-        ({"model_config__has_inner_state": True}, "running state"),
         ({"model_config__is_attention_free": True}, "running state"),
         ({"model_config__hf_text_config": SimpleNamespace(attention_chunk_size=8192)}, "chunked local attention"),
         ({"model_config__get_sliding_window": lambda: 512}, "sliding-window layers, for which the cell, 256 tokens"),

@@ -26,12 +26,17 @@ class RecordingEngine:
         self.finalized: list[int] = []
         self.open_sessions: set[str] = set()
         self.resets = 0
+        self.scored = False
 
     def open(self, session_id: str, **how: Any) -> RecordingSession:
         assert session_id not in self.open_sessions
         self.open_sessions.add(session_id)
         self.opened.append(how)
         return RecordingSession(self, session_id)
+
+    async def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> list[float | None]:
+        self.scored = True
+        return [0.0]
 
     async def reset_prefix_cache(self) -> None:
         assert not self.open_sessions
@@ -72,6 +77,7 @@ async def test_no_engine_is_asked_for_more_than_it_holds(length: int) -> None:
     engine = RecordingEngine(max_model_len=length)
     await warm_up(engine)  # type: ignore[arg-type]
     assert engine.resets == 1
+    assert engine.scored
     assert any(how["sampling"].seed is not None for how in engine.opened)
 
 

@@ -1,4 +1,4 @@
-"""vLLM's CPU worker, with seeded sampling that does not depend on how a prompt was cut.
+"""vLLM's CPU worker, with seeded sampling that does not depend on how a prompt was cut, and log probabilities at once.
 
 In the V1 model runner (every CPU build without Triton) all rows of a step are sampled, also those whose prompt is not
 through yet; their tokens are thrown away. A row with a seed has drawn from its generator by then, and the runner takes
@@ -8,6 +8,10 @@ and the engine dies, as soon as a seeded prompt is longer than what is left of a
 Here such rows have no generator while their step is sampled: nothing is drawn, and nothing has to be taken back. No
 setting does the same: a budget as large as the longest prompt still splits the second of two prompts that share a step.
 
+The first request for log probabilities makes vLLM compile the function that counts a token's rank: up to 10 s in which
+no step ends, and the engine's end where there is no C++ compiler. It runs uncompiled here; it is called for such
+requests only.
+
 vLLM builds the class from the engine argument `worker_cls`, which is meant for this.
 """
 
@@ -15,18 +19,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
+from vllm.v1.sample import sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
+
+_COUNT_RANKS = "batched_count_greater_than"
 
 
 class SeededCPUWorker(CPUWorker):  # type: ignore[misc]
-    """A CPU worker whose seeded requests may be prefilled in any number of steps."""
+    """A CPU worker whose seeded requests may be prefilled in any number of steps, and that scores without compiling."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        count_ranks_uncompiled(sampler)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample the step that `execute_model` has computed."""
         with unfinished_prompts_unseeded(self.model_runner):
             return super().sample_tokens(grammar_output)
+
+
+def count_ranks_uncompiled(module: ModuleType) -> None:
+    """Replace `batched_count_greater_than` in `vllm.v1.sample.sampler` by what it was compiled from."""
+    compiled = getattr(module, _COUNT_RANKS, None)
+    original = getattr(compiled, "_torchdynamo_orig_callable", None)
+    if original is not None:
+        setattr(module, _COUNT_RANKS, original)
 
 
 @contextmanager

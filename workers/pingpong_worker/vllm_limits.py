@@ -78,7 +78,7 @@ def _scheduler_refusal(config: WorkerConfig) -> str:
 def _model_refusal(vllm_config: Any, cell: int) -> str:
     """What of a model's layers keeps other state than one KV entry for each token."""
     model = vllm_config.model_config
-    if model.is_hybrid or model.has_inner_state or model.is_attention_free:
+    if model.is_hybrid or model.is_attention_free:
         return "the model has layers that keep a running state (Mamba and the like), which is cut at places of its own."
     if getattr(model.hf_text_config, "attention_chunk_size", None):
         return "the model has layers of chunked local attention."

@@ -31,6 +31,7 @@ async def warm_up(engine: Engine) -> None:
         await _finish(session, [0], greedy)
     seeded = Sampling(max_tokens=2, temperature=1.0, seed=1, ignore_eos=True)
     await _finish(engine.open("warm-up seeded", cache_salt=None, sampling=seeded), [0], seeded)
+    await engine.score([0], [0])  # GPUs compile what counts ranks
     if limits.decode_first:
         for tokens in _STEP_TOKENS:
             # With a salt of its own: what a smaller one has computed must not be found.
