@@ -18,6 +18,7 @@ from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Session
 from pingpong_worker.resuming import sampling_after
 from pingpong_worker.vllm_engine import VllmEngine
+from pingpong_worker.vllm_limits import CPU_GRID_TOKENS
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -337,7 +338,7 @@ async def test_limits(vllm_engine: VllmEngine) -> None:
     assert limits.sessions == KINDS
     assert limits.dtype == "float32"
     assert limits.has_tokenizer
-    assert (limits.grid_tokens, limits.grid_refusal, limits.decode_first) == (256, "", True)
+    assert (limits.grid_tokens, limits.grid_refusal, limits.decode_first) == (CPU_GRID_TOKENS, "", True)
     assert not limits.batch_invariant
     assert limits.device.endswith(", 1 core")
 
