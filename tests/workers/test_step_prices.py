@@ -26,7 +26,7 @@ def teach(
     prices: StepPrices,
     cost: Callable[[int, float], float],
     *,
-    steps: int = 3000,
+    steps: int = 1500,
     seed: int = 1,
     noise: float = 0.05,
     largest: int = 256,
@@ -38,7 +38,7 @@ def teach(
         prices.learn(tokens, work, cost(tokens, work) * draw.uniform(1 - noise, 1 + noise), mixed=True)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(slope=st.floats(5e-10, 5e-9), noise=st.floats(0, 0.05), seed=st.integers(0, 1000))
 def test_padded_sizes_and_slope_come_back_from_noisy_steps(slope: float, noise: float, seed: int) -> None:
     prices = StepPrices(GRAPHS)
@@ -61,6 +61,17 @@ def test_without_graphs_rows_are_told_from_work() -> None:
             work = attention_work(context, rows)
             truth = 15e-3 + 600e-6 * rows + 4e-9 * work
             assert prices.price(rows, work, mixed=True) == pytest.approx(truth, rel=0.15)
+
+
+def test_what_rows_cost_is_not_taken_for_work() -> None:
+    """Prompts from their beginning: those of more rows have more work too."""
+    prices = StepPrices()
+    draw = random.Random(1)
+    for _ in range(2000):
+        tokens = draw.randint(40, 256)
+        prices.learn(tokens, attention_work(0, tokens), 15e-3 + 600e-6 * tokens, mixed=True)
+    far, near = (prices.price(100, attention_work(context, 100), mixed=True) for context in (2000, 0))
+    assert far == pytest.approx(near, rel=0.15)
 
 
 def test_a_padded_step_costs_what_its_graph_costs() -> None:
@@ -90,14 +101,15 @@ def test_prices_rise_with_rows_and_with_work(
     assert prices.price(50, 0, mixed=mixed) <= prices.price(50, 10_000_000, mixed=mixed)
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_one_step_in_fifty_that_takes_ten_times_as_long_moves_prices_little(seed: int) -> None:
     draw = random.Random(seed)
     prices = StepPrices(GRAPHS)
-    for number in range(400):
+    for number in range(200):
         seconds = 10e-3 * draw.uniform(0.97, 1.03)
         prices.learn(64, 0, seconds * (10 if number % 50 == 30 else 1), mixed=True)
-    assert prices.price(64, 0, mixed=True) == pytest.approx(10e-3, rel=0.2)
+        assert prices.price(64, 0, mixed=True) == pytest.approx(10e-3, rel=0.2)
 
 
 def test_a_slow_first_step_is_forgotten_at_the_second() -> None:

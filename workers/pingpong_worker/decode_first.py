@@ -17,8 +17,9 @@ Rules, the first that holds:
    one goes without them, to see what that price is now ("measuring").
 6. The largest size within the target, if any ("target"; "all" where that is everything; "exploring" where prices end
    before the target does, and the step goes a little beyond the largest known size).
-7. But not where each of these tokens delays the decodes by clearly more than a prefill at full speed would take for it:
-   then it is cheaper to leave them for the prompt's end ("dear"). Nor where no size is within the target ("target").
+7. But not where each of these tokens delays the decodes by more than a prefill at full speed takes for one: then the
+   decodes lose more than the prompt gains, and it is left for later ("dear"). Nor where no size is within the target
+   ("target").
 
 Pure but for two counts; knows neither the engine nor a clock.
 """
@@ -43,9 +44,6 @@ _FURTHER = 1.25
 """How far beyond the largest known size a step may go, in rows; to the next graph in any case."""
 _FIRST_TOKENS = 16
 """The same, where no mixed step was seen yet."""
-_DEAR = 1.5
-"""What is clearly more than a prefill's own price."""
-
 Reason = Literal[
     "no appends", "starved", "finalize", "full speed", "unpriced", "measuring", "all", "target", "exploring", "dear"
 ]
@@ -185,10 +183,10 @@ class DecodeFirst:
         return self._prices.price(view.decodes + tokens, work, mixed=True)
 
     def _is_dear(self, view: StepView, tokens: int) -> bool:
-        """Whether a token costs clearly more than in a prefill at full speed, by the largest known one."""
+        """Whether a token costs more than in a prefill at full speed, by the largest known one."""
         full = min(self._prices.reach, self._max_tokens)
         if full < 2 * (view.decodes + tokens):
             return False  # no prefill is known that says what full speed is
         own = self._prices.price(full, attention_work(view.append_context, full), mixed=True) / full
         delay = self._mixed_seconds(view, tokens) - self.decode_seconds(view)
-        return delay > _DEAR * own * tokens
+        return delay > own * tokens
