@@ -293,6 +293,10 @@ async def test_beats_tell_of_an_engine_that_stands_still(supervisor: Supervisor)
     first, second = [await supervisor.receive(Heartbeat, waiting=1) for _ in range(2)]
     assert second.steps > first.steps > 0
     assert second.predicted_step_ms > 0
+    assert idle.scheduler is None
+    assert second.scheduler is not None
+    assert second.scheduler.steps > 0
+    assert second.scheduler.reason == "no appends"
     _, engine = supervisor.family()
     os.kill(engine, signal.SIGSTOP)
     try:
