@@ -190,8 +190,8 @@ class DecodeFirstSteps:
         self._unserved = unserved
         room = output.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens
         self._kept_out = set()
-        if room and not output.preempted_req_ids and not self._cell_did_not_fit:
-            self._kept_out = {one.request_id for one in waiting if one.request_id not in scheduled}
+        if waiting and room and not output.preempted_req_ids and not self._cell_did_not_fit:
+            self._kept_out = {one.request_id for one in content.waiting_prompts if one.request_id not in scheduled}
 
     def _planned(self, content: StepContent, output: Any, begun: float, view: StepView, grant: Grant) -> PlannedStep:
         scheduler: Any = self
