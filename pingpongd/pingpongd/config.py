@@ -184,7 +184,7 @@ def parse_config(document: dict[str, Any], *, source: str = "configuration") -> 
             hint="The keys are explained in examples/cpu.toml.",
         ) from None
     _check_simulated(config)
-    _check_exactness(config)
+    check_exactness(config)
     names = [group.name for group in config.groups]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -205,8 +205,12 @@ def parse_config(document: dict[str, Any], *, source: str = "configuration") -> 
     return config
 
 
-def _check_exactness(config: DaemonConfig) -> None:
-    """Refuse what contradicts itself, such as a default level that no chain could have."""
+def check_exactness(config: DaemonConfig) -> None:
+    """Refuse what contradicts itself, such as a default level that no chain could have.
+
+    Raises:
+        ConfigError: naming the field.
+    """
     paces = config.decode_first
     if paces.inner < paces.final:
         raise ConfigError(

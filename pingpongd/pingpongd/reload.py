@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pingpongd.config import DaemonConfig
+from pingpong_bus.errors import ConfigError
+from pingpongd.config import DaemonConfig, check_exactness
 
 CHANGEABLE = frozenset(
     {
@@ -49,4 +50,10 @@ def merge(running: DaemonConfig, read: DaemonConfig) -> Reload:
         needs_restart.append("decode_first.enabled")
         if paces == running.decode_first:
             changed.remove("decode_first")
+    try:
+        check_exactness(config)
+    except ConfigError:  # the new default level takes another key that was changed, and that needs a restart
+        config = msgspec.structs.replace(config, exactness=running.exactness)
+        changed.remove("exactness")
+        needs_restart.append("exactness")
     return Reload(config, changed, needs_restart)

@@ -18,6 +18,7 @@ def config(**keys: Any) -> DaemonConfig:
     ("read", "changed", "needs_restart"),
     [
         ({}, [], []),
+        ({"exactness": "invariant", "batch_invariant": True}, [], ["batch_invariant", "exactness"]),
         ({"exactness": "grid"}, ["exactness"], []),
         ({"grid_tokens": 64, "batch_invariant": True}, [], ["grid_tokens", "batch_invariant"]),
         ({"decode_first": {"final": 1.1}}, ["decode_first"], []),
