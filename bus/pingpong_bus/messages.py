@@ -164,8 +164,10 @@ class HopSpec(_Value, frozen=True):
     """What `prompt_token_match` is judged by; None for prompts given as ids."""
     pace: DecodePace = DecodePace()
     grid: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Prompts are cut at multiples of this many tokens from token 0; None: wherever the engine likes. With `resume`,
-    decode steps are then replayed one by one, and checked against the committed tokens."""
+    """Prompts are cut at multiples of this many tokens from token 0; None: wherever the engine likes."""
+    replay: bool = False
+    """Bits are promised: with `resume`, the prompt alone is answered anew, step by step, and the beginning of the answer
+    checked against the committed tokens."""
 
 
 class EngineLimits(_Value, frozen=True):

@@ -66,6 +66,7 @@ def hop_spec(record: ChainRecord, index: int, stream_of: Callable[[int], StreamR
         match=text,
         pace=decode_pace(record, index, config.decode_first),
         grid=record.job.exact.grid,
+        replay=record.job.exact.level != "fast",
     )
 
 

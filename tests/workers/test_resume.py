@@ -250,7 +250,7 @@ def test_interrupted_and_resumed_is_as_good_as_uninterrupted(
     async def run() -> None:
         async with bench() as b:
             sampling = Sampling(max_tokens=max_tokens, stop=stops)
-            whole = spec_of(b.slab.allocate(), prompt, sampling=sampling, grid=grid)
+            whole = spec_of(b.slab.allocate(), prompt, sampling=sampling, grid=grid, replay=grid is not None)
             expected = await b.run(RuleEngine(), whole)
             expected_text, expected_log = b.text(), b.log(whole.output)
             ended, text, log = await interrupted(b, msgspec.structs.replace(whole, output=b.slab.allocate()), at)
@@ -353,26 +353,25 @@ async def test_a_log_that_holds_something_else_is_not_written_to(resume: Resume 
 
 
 @pytest.mark.parametrize(
-    ("sampling", "grid", "invariant", "replayed"),
+    ("sampling", "grid", "replay", "replayed"),
     [
-        (Sampling(max_tokens=40), 16, False, True),
+        (Sampling(max_tokens=40), 16, True, True),
         (Sampling(max_tokens=40), None, True, True),
         (Sampling(max_tokens=40), None, False, False),
-        (Sampling(max_tokens=40, temperature=0.7, seed=3), 16, False, True),
-        (Sampling(max_tokens=40, temperature=0.7), 16, False, False),
+        (Sampling(max_tokens=40, temperature=0.7, seed=3), 16, True, True),
+        (Sampling(max_tokens=40, temperature=0.7), 16, True, False),
     ],
 )
 async def test_where_bits_are_promised_the_prompt_alone_is_answered_anew(
-    sampling: Sampling, grid: int | None, invariant: bool, replayed: bool
+    sampling: Sampling, grid: int | None, replay: bool, replayed: bool
 ) -> None:
     async with bench() as b:
-        spec = spec_of(b.slab.allocate(), [1, 2], sampling=sampling, grid=grid)
+        spec = spec_of(b.slab.allocate(), [1, 2], sampling=sampling, grid=grid, replay=replay)
         await b.run(RuleEngine(4), spec)
         committed = b.log(spec.output).ids
         assert committed
         rung = len(b.rung)
         engine = RuleEngine()
-        engine.limits = msgspec.structs.replace(engine.limits, batch_invariant=invariant)
         ended = await b.run(engine, msgspec.structs.replace(spec, resume=Resume(tokens=len(committed))))
         expected = [1, 2] if replayed else [1, 2, *committed]
         assert engine.asked == [(expected, sampling if replayed else sampling_after(sampling, len(committed)))]
@@ -417,7 +416,7 @@ async def test_a_replay_that_differs_fails_the_hop_and_writes_nothing() -> None:
         output = b.slab.allocate()
         TokenLogWriter(b.slab, output).append([7, 8, 9])
         engine = RuleEngine(rule=lambda ids: {2: 7, 7: 8}.get(ids[-1], 10))
-        ended = await b.run(engine, spec_of(output, [1, 2], grid=16, resume=Resume(tokens=3)))
+        ended = await b.run(engine, spec_of(output, [1, 2], replay=True, resume=Resume(tokens=3)))
         assert (ended.state, ended.code, ended.output_tokens) == ("failed", "ChainFailed", 3)
         assert "token 2, where 9 had been written, token 10 came" in ended.message
         log = b.log(output)

@@ -80,8 +80,8 @@ def decide(progress: PromptProgress, pace: AppendPace, append_tokens: int, align
         progress: where the prompt stands.
         pace: the last append's.
         append_tokens: a later append waits for at least this many tokens, but for the last moment.
-        align: appends end at multiples of this many tokens from the prompt's start: the block size where only whole
-            blocks are found again, else 1.
+        align: appends end at multiples of this many tokens from the prompt's start: the block size, or the grid's
+            cell, where only whole ones are found again, else 1.
 
     Never appends beside an append in flight, and always leaves a token for finalize.
     """

@@ -287,7 +287,7 @@ class Feed:
         """
         rest = self._rest()
         finalized = self._finalized(rest)
-        replaying = replays(self.spec, self._around.engine.limits)
+        replaying = replays(self.spec)
         replay = Replay(committed if replaying else ())
         behind = () if replaying else committed
         sampling = sampling_after(self.spec.sampling, len(behind))

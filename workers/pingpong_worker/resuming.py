@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pingpong_bus.errors import BusError, ChainFailed
-from pingpong_bus.messages import EngineLimits, HopSpec, Resume, Sampling, StreamRef
+from pingpong_bus.messages import HopSpec, Resume, Sampling, StreamRef
 from pingpong_bus.slab import Slab
 from pingpong_bus.token_log import TokenLogReader
 from pingpong_worker.engine import OutputTokens
@@ -52,14 +52,12 @@ def sampling_after(sampling: Sampling, tokens: int) -> Sampling:
     return msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - tokens, seed=seed)
 
 
-def replays(spec: HopSpec, limits: EngineLimits) -> bool:
+def replays(spec: HopSpec) -> bool:
     """Whether a resumed hop is answered anew from its prompt's end.
 
-    On a grid, and on an engine that rounds alike whatever it batches, the same answer has to come again. One that
-    draws without a seed never comes again, whatever the engine.
+    An answer that draws without a seed never comes again, whatever was promised.
     """
-    repeatable = spec.sampling.temperature == 0 or spec.sampling.seed is not None
-    return repeatable and (spec.grid is not None or limits.batch_invariant)
+    return spec.replay and (spec.sampling.temperature == 0 or spec.sampling.seed is not None)
 
 
 class Replay:
