@@ -127,23 +127,28 @@ class HopRoom:
     def take_between(self, request: str, tokens: int, *, grid: bool) -> Worker | None:
         """Set room aside for a request that is no hop, on the least busy group; None where there is none now.
 
+        It gives way to held agents: one that waits for a group to itself would wait for ever behind such requests.
+
         Args:
             request: a name of its own, for `give_back`.
             tokens: its full length.
             grid: it has to have its group to itself, and an engine that can be held to a grid.
         """
+        targets = [self._target(record, index) for record, index in self._held.values()]
+        wanted = {worker.name for worker in targets if worker is not None}
         for view in sorted(self.groups(), key=lambda view: view.hops):
             assert self.fleet is not None  # noqa: S101 - its views were asked for
             worker, ledger = self.fleet.workers[view.name], self._ledgers[view.name]
             able = not grid or (worker.limits is not None and worker.limits.grid_tokens > 0 and not ledger.held)
-            if able and view.name not in self._alone and ledger.take(request, tokens):
+            if able and view.name not in wanted and view.name not in self._alone and ledger.take(request, tokens):
                 if grid:
                     self._alone[view.name] = request, _GRID
                 return worker
         return None
 
     async def changed(self) -> None:
-        """Wait until room is given back or a group begins to serve, and the held hops have had their turn."""
+        """Wait until room is given back, a group begins to serve or an agent waits no more, and the held hops have had
+        their turn."""
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watchers.append(watcher)
         await watcher
@@ -162,8 +167,9 @@ class HopRoom:
 
     def release(self, record: ChainRecord, index: int) -> None:
         """It waits no more; harmless where it does not."""
-        self._held.pop((record.number, index), None)
         record.agents[index].waits_for = ""
+        if self._held.pop((record.number, index), None) is not None:
+            self._has_changed()  # nothing else may come back, where its chain has ended
 
     def held_on(self, group: str) -> list[ChainRecord]:
         """The chains of held agents that name this group."""

@@ -120,10 +120,19 @@ def test_the_submission_says_more_than_the_chain_and_the_chain_more_than_the_dae
     chain = msgspec.structs.replace(chain_reading(ALONE), exactness=of_chain)
     number = service.submit(chain, exactness=asked)
     cell = 64 if given == "grid" else None
-    assert [hop.spec.grid for hop in service.fleet.running()] == [cell]
+    assert [(hop.spec.grid, hop.spec.replay) for hop in service.fleet.running()] == [(cell, given == "grid")]
     service.settle()
     result = service.result(number)
     assert (result.exactness, result.grid) == (given, cell)
+
+
+@pytest.mark.parametrize("level", ["fast", "invariant"])
+def test_a_replay_hangs_on_what_was_promised_and_not_on_the_engine(service: Service, level: str) -> None:
+    """Two kinds of device may both be batch-invariant: what one has begun at level fast, the other goes on with."""
+    for worker in service.fleet.workers.values():
+        worker.limits = msgspec.structs.replace(LIMITS, batch_invariant=True)
+    service.submit(chain_reading(ALONE), exactness=level)
+    assert [hop.spec.replay for hop in service.fleet.running()] == [level == "invariant"]
 
 
 def test_a_level_that_cannot_be_kept_is_refused(service: Service) -> None:
@@ -291,6 +300,38 @@ def test_a_score_waits_for_room(service: Service) -> None:
 
     assert service.run(finish) == [-1.0]
     assert {service.result(number).state for number in numbers} == {"finished"}
+
+
+def test_scores_do_not_keep_an_agent_from_a_group_to_itself(service: Service) -> None:
+    async def score() -> asyncio.Task[list[float | None]]:
+        task = asyncio.create_task(service.chains.score([1], [2], None))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return task
+
+    async def finish(task: asyncio.Task[list[float | None]]) -> list[float | None]:
+        service.fleet.scoring.set()
+        return await task
+
+    service.fleet.workers["a"].state = "waiting"
+    service.fleet.scoring.clear()
+    first = service.run(score)
+    held = service.submit(chain_reading(ALONE), group="b", exactness="grid")
+    again = service.run(score)
+    assert len(service.fleet.scored) == 1, "another one would keep the group taken, and so on for ever"
+    assert service.run(finish, first) == [-1.0]
+    assert only(service.fleet.workers["b"]).spec.hop.startswith(held)
+    service.settle()
+    assert service.run(finish, again) == [-1.0]
+
+    service.fleet.scoring.clear()
+    first = service.run(score)
+    held = service.submit(chain_reading(ALONE), group="b", exactness="grid")
+    again = service.run(score)
+    service.run(service.chains.cancel, held)
+    service.run(asyncio.sleep, 0)
+    assert len(service.fleet.scored) == 4, "nobody waits for the group any more"
+    assert [service.run(finish, task) for task in (first, again)] == [[-1.0]] * 2
 
 
 def test_a_score_whose_engine_dies_leaves_nothing_behind(service: Service) -> None:
