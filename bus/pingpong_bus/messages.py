@@ -166,8 +166,8 @@ class HopSpec(_Value, frozen=True):
     grid: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Prompts are cut at multiples of this many tokens from token 0; None: wherever the engine likes."""
     replay: bool = False
-    """Bits are promised: with `resume`, the prompt alone is answered anew, step by step, and the beginning of the answer
-    checked against the committed tokens."""
+    """Bits are promised: with `resume`, the prompt alone is answered anew, step by step, and the beginning of that
+    answer is checked against the committed tokens."""
 
 
 class EngineLimits(_Value, frozen=True):
