@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kv_checking_runner import STOP_IDS, VOCABULARY, reference
-from random_schedules import LONGEST, Violation, World, make_request
+from schedule_engine import LONGEST, make_request
+from schedule_world import Violation, World
 
 _WORDS = random.Random(7)
 _TEXTS = [[_WORDS.randrange(24, VOCABULARY) for _ in range(LONGEST)] for _ in range(3)]

@@ -4,7 +4,7 @@ Which class an engine gets is said in `vllm_versions.py`; the engine's process i
 on in vLLM is checked by `vllm_scheduler_checks.py` before the engine starts. Nothing of vLLM's scheduling is copied:
 `schedule()` runs as it is, on queues that are put in order before and restored after.
 
-A step, in `DecodeFirst.schedule`:
+A step, in `DecodeFirstSteps.schedule`:
 
 1. The policy (`decode_first.py`) grants appends a number of tokens. They are counted down in the hook that vLLM has for
    models with Mamba layers, which both of its loops, over running and over waiting requests, ask for every prompt.
