@@ -260,15 +260,16 @@ class Service:
         self.restarted = False
         self.limits = LIMITS
         """Of the engines, from the daemon's next start on."""
+        self.vllm: dict[str, Any] = {}
+        """Raw arguments of the daemon's configuration, likewise."""
         self.begin()
 
     def begin(self) -> None:
         """A daemon's start."""
         self.slab = Slab.create(SLOTS, 16)
         groups = [{"name": name, "devices": ["cpu:0"]} for name in "ab"]
-        config = parse_config(
-            {"engine": "simulated", "groups": groups, "max_queued": 4, "restart": {"give_up_after": 1000}}
-        )
+        keys = {"max_queued": 4, "restart": {"give_up_after": 1000}, "vllm": self.vllm}
+        config = parse_config({"engine": "simulated", "groups": groups} | keys)
         self.chains = Chains(config, self.slab, self.store, self.events.append)  # type: ignore[arg-type]
         self.fleet = FakeFleet("ab", self.slab)
         for worker in self.fleet.workers.values():

@@ -97,7 +97,7 @@ class ChainRuns:
         publish: called with every event of every chain.
         listener: told of beginnings and ends.
         """
-        self.room = HopRoom()
+        self.room = HopRoom(config)
         self.configure(config)
         self.tell = ChainTeller(publish)
         self.scoring = Scoring(self.room, self._retry_held)

@@ -14,6 +14,7 @@ one has begun.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,8 +24,14 @@ from pingpong_bus.chain import Exactness
 from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import EngineLimits, Mode, SessionKind
 
-_OF_MEMORY = frozenset({"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"})
-"""Arguments of vLLM's that say how much is cached, and touch no result."""
+_NO_MATTER = frozenset(
+    {
+        *("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override", "VLLM_CPU_KVCACHE_SPACE"),
+        *("download_dir", "hf_token", "HF_HOME", "HF_TOKEN", "VLLM_LOGGING_LEVEL"),
+    }
+)
+"""Arguments and variables of vLLM's that say how much is cached, where a model is found and what is logged, and touch
+no result."""
 
 
 class EngineKind(msgspec.Struct, frozen=True):
@@ -37,11 +44,16 @@ class EngineKind(msgspec.Struct, frozen=True):
     devices: int
     """A tensor-parallel engine adds up in another order."""
     arguments: dict[str, Any] = {}
-    """Raw arguments that its group alone is given: an engine that is compiled rounds unlike one that is not."""
+    """Raw ones that it is given: an engine that is compiled rounds unlike one that is not."""
+    environment: str = ""
+    """Digest of the variables that it is given, which may be secrets; a backend is chosen by some."""
+    batch_invariant: bool = False
 
     def __str__(self) -> str:
         count = f"{self.devices} x " if self.devices > 1 else ""
         own = "".join(f", {name} = {value}" for name, value in self.arguments.items())
+        own += f", environment {self.environment}" if self.environment else ""
+        own += ", batch-invariant" if self.batch_invariant else ""
         dtype, device = self.dtype or "dtype unknown", self.device or "device unknown"
         return f"{self.engine}, {self.model}, {dtype}, {count}{device}{own}"
 
@@ -68,16 +80,29 @@ class Exact(msgspec.Struct, frozen=True):
         return self.kind is None or self.kind == kind
 
 
-def engine_kind(limits: EngineLimits, devices: int, arguments: Mapping[str, Any]) -> EngineKind:
+def engine_kind(
+    limits: EngineLimits, devices: int, arguments: Mapping[str, Any], environment: Mapping[str, str]
+) -> EngineKind:
     """The kind of an engine.
 
     Args:
         limits: what it reports.
         devices: how many it spans.
-        arguments: raw ones that its group alone is given.
+        arguments: raw ones that it is given, by the daemon's configuration and by its group's.
+        environment: variables, likewise.
     """
-    told = {name: value for name, value in arguments.items() if name not in _OF_MEMORY}
-    return EngineKind(limits.engine, limits.model, limits.dtype, limits.device, devices, told)
+    told = {name: value for name, value in arguments.items() if name not in _NO_MATTER}
+    variables = sorted((name, value) for name, value in environment.items() if name not in _NO_MATTER)
+    return EngineKind(
+        limits.engine,
+        limits.model,
+        limits.dtype,
+        limits.device,
+        devices,
+        told,
+        hashlib.sha256(repr(variables).encode()).hexdigest()[:8] if variables else "",
+        limits.batch_invariant,
+    )
 
 
 def exact(

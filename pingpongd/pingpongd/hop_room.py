@@ -11,6 +11,7 @@ from pingpong_bus.messages import EngineLimits
 from pingpongd.chain_queue import Turn, turn_of
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import LIVE, Phase
+from pingpongd.config import DaemonConfig
 from pingpongd.exactness import EngineKind, GroupEngine, engine_kind
 from pingpongd.fleet import Fleet, Worker
 from pingpongd.ledger import GroupLedger, hop_tokens
@@ -22,8 +23,12 @@ _GRID = "exactness grid"
 class HopRoom:
     """The groups that serve, what their open hops hold, and the agents that are held for want of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: DaemonConfig) -> None:
+        """Args:
+        config: the daemon's; what all groups' engines are given counts.
+        """
         self.fleet: Fleet | None = None
+        self._config = config
         self.suspect_after = 1
         """Agents under which so many engines have died run alone from then on: it may be their prompt that kills."""
         self._ledgers: dict[str, GroupLedger] = {}
@@ -67,8 +72,11 @@ class HopRoom:
     def serves(self, worker: Worker) -> None:
         """A worker serves, with a fresh engine."""
         assert worker.limits is not None  # noqa: S101 - it came with Ready
+        common, own = self._config, worker.group
         self._ledgers[worker.name] = GroupLedger(worker.limits)
-        self._kinds[worker.name] = engine_kind(worker.limits, len(worker.group.devices), worker.group.vllm)
+        self._kinds[worker.name] = engine_kind(
+            worker.limits, len(own.devices), common.vllm | own.vllm, common.environment | own.environment
+        )
         self._shunned.discard(worker.name)
         self._has_changed()
 

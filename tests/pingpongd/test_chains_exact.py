@@ -226,6 +226,18 @@ def test_a_chain_waits_after_a_restart_with_engines_that_cannot_keep_its_level(s
     assert "it speculates" in result.why
 
 
+def test_a_chain_waits_after_a_restart_with_arguments_by_which_engines_round_differently(service: Service) -> None:
+    number = service.submit(chain_reading(PAIR), exactness="grid")
+    service.vllm = {"enforce_eager": True}
+    service.kill()
+    service.settle()
+    assert "the daemon serves fake, m, dtype unknown, d, enforce_eager = True" in service.result(number).why
+    service.vllm = {"gpu_memory_utilization": 0.5}
+    service.kill()
+    service.settle()
+    assert service.result(number).state == "finished"
+
+
 def test_a_chain_from_before_there_were_levels_is_fast(service: Service) -> None:
     number = service.submit(chain_reading(PAIR), exactness="grid")
     kept = msgspec.to_builtins(service.store.jobs[number])

@@ -30,10 +30,15 @@ LIMITS = EngineLimits(
 
 
 def engine(
-    group: str = "a", *, devices: int = 1, arguments: dict[str, Any] | None = None, **limits: Any
+    group: str = "a",
+    *,
+    devices: int = 1,
+    arguments: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+    **limits: Any,
 ) -> GroupEngine:
     found = msgspec.structs.replace(LIMITS, **limits)
-    return GroupEngine(group, found, engine_kind(found, devices, arguments or {}))
+    return GroupEngine(group, found, engine_kind(found, devices, arguments or {}, environment or {}))
 
 
 def resolve(level: Exactness, *engines: GroupEngine, grid_tokens: int | None = None, **asked: Any) -> Exact:
@@ -71,13 +76,14 @@ UNLIKE = "round differently"
         ("grid", [engine(grid_tokens=0, grid_refusal="it speculates.")], {}, 'of group "a": it speculates'),
         ("grid", [engine(), engine("b", grid_tokens=0)], {}, 'of group "b": it cannot be held to a grid'),
         ("invariant", [engine(batch_invariant=False)], {}, "does not run batch-invariant kernels"),
-        ("invariant", [engine(), engine("b", batch_invariant=False)], {}, 'group "b"'),
         ("grid", [engine(), engine("b", device="L4")], {}, UNLIKE),
         ("grid", [engine(), engine("b", dtype="float32")], {}, UNLIKE),
         ("grid", [engine(), engine("b", engine="vllm 0.33.0")], {}, UNLIKE),
         ("grid", [engine(), engine("b", model="n")], {}, UNLIKE),
         ("grid", [engine(), engine("b", devices=2)], {}, UNLIKE),
         ("grid", [engine(), engine("b", arguments={"enforce_eager": True})], {}, UNLIKE),
+        ("grid", [engine(), engine("b", environment={"VLLM_ATTENTION_BACKEND": "X"})], {}, UNLIKE),
+        ("grid", [engine(), engine("b", batch_invariant=False)], {}, UNLIKE),
         ("invariant", [engine(), engine("b", device="L4")], {}, UNLIKE),
     ],
 )
@@ -88,9 +94,15 @@ def test_what_cannot_be_kept_is_refused_with_the_reason(
         resolve(level, *engines, **asked)
 
 
-def test_how_much_an_engine_caches_makes_it_no_other() -> None:
-    engines = [engine(), engine("b", arguments={"gpu_memory_utilization": 0.5}, kv_tokens=500)]
+def test_what_touches_no_result_makes_an_engine_no_other() -> None:
+    arguments, environment = {"gpu_memory_utilization": 0.5}, {"VLLM_CPU_KVCACHE_SPACE": "2"}
+    engines = [engine(), engine("b", arguments=arguments, environment=environment, kv_tokens=500)]
     assert resolve("grid", *engines).allows(engines[1].kind)
+
+
+def test_a_kind_tells_no_secret() -> None:
+    kind = engine(arguments={"hf_token": "secret"}, environment={"HF_TOKEN": "secret", "OTHER": "secret"}).kind
+    assert "secret" not in f"{kind} {msgspec.json.encode(kind)!r}"
 
 
 def test_a_kept_chain_runs_on_engines_of_its_kind_only() -> None:
