@@ -49,7 +49,8 @@ class ChainShape(msgspec.Struct, frozen=True):
     upstreams: tuple[tuple[int, ...], ...]
     """Per agent, the agents it reads."""
     prefixes: tuple[tuple[str, int], ...]
-    """Per agent, digest and length in tokens of the literal ids its prompt begins with."""
+    """Per agent, digest and length in tokens of the literal ids its prompt begins with; on a grid, of their whole cells:
+    only these are computed ahead, and cached."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -117,6 +118,7 @@ def chain_shape(
     for agent in prepared:
         first = agent.segments[0] if agent.segments else None
         ids = first.ids if isinstance(first, Literals) and not agent.joined else []
+        ids = ids[: len(ids) - len(ids) % (grid or 1)]
         digest = hashlib.sha256(cell + b"".join(token.to_bytes(4, "little") for token in ids)).hexdigest()
         prefixes.append((digest, len(ids)))
     return ChainShape(tuple(tuple(found) for found in upstreams), tuple(prefixes))

@@ -144,8 +144,16 @@ def test_the_shape_counts_only_the_ids_a_prompt_begins_with() -> None:
 
 
 def test_prompts_cut_on_a_grid_share_prefixes_with_their_like_alone() -> None:
-    prepared = [PreparedAgent(segments=[Literals(ids=[1, 2, 3])])]
+    prepared = [PreparedAgent(segments=[Literals(ids=list(range(600)))])]
     shapes = [chain_shape([[]], prepared, grid) for grid in (None, 64, 256, 64)]
     digests = [shape.prefixes[0][0] for shape in shapes]
     assert len(set(digests)) == 3
     assert digests[1] == digests[3]
+
+
+def test_on_a_grid_whole_cells_of_a_prefix_count() -> None:
+    ids = list(range(1000))
+    prepared = [PreparedAgent(segments=[Literals(ids=ids[:length])]) for length in (300, 500, 511, 512)]
+    shape = chain_shape([[]] * 4, prepared, 256)
+    assert [length for _, length in shape.prefixes] == [256, 256, 256, 512]
+    assert len({digest for digest, _ in shape.prefixes}) == 2, "what follows the last cell is not cached"
