@@ -49,8 +49,8 @@ class ChainShape(msgspec.Struct, frozen=True):
     upstreams: tuple[tuple[int, ...], ...]
     """Per agent, the agents it reads."""
     prefixes: tuple[tuple[str, int], ...]
-    """Per agent, digest and length in tokens of the literal ids its prompt begins with; on a grid, of their whole cells:
-    only these are computed ahead, and cached."""
+    """Per agent, digest and length in tokens of the literal ids its prompt begins with; on a grid of their whole cells,
+    for only these are computed ahead and cached."""
 
 
 class Plan(msgspec.Struct, frozen=True):
