@@ -47,7 +47,7 @@ class Variant(msgspec.Struct, frozen=True):
     max_ms: float
     alone_p50_ms: float
     alone_p99_ms: float
-    """Of the same engine's answers without appends."""
+    """Of answers without appends, which are the same work under every scheduler: of all engines together."""
     answer_ms: float
     appends_ms: float
     appends_alone_ms: float | None
@@ -73,13 +73,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def variants(measured: Sequence[Measurement]) -> list[Variant]:
     """By engine and target, in the order in which they were measured; gaps of all rounds together."""
     keys = dict.fromkeys((one.engine, one.target) for one in measured if one.appends == "beside")
+    alone = [gap for one in measured if one.appends == "none" for gap in one.gaps_ms]
     found = []
     for engine, target in sorted(keys, key=lambda key: (key[1] is not None, key[1] or 0.0)):
         same = [one for one in measured if one.engine == engine]
         beside = [one for one in same if one.appends == "beside" and one.target == target]
         gaps = [gap for one in beside for gap in one.gaps_ms]
         rode = [one.beside_tokens for one in beside if one.beside_tokens is not None]
-        alone = [gap for one in same if one.appends == "none" for gap in one.gaps_ms]
         found.append(
             Variant(
                 engine,
