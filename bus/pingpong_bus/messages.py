@@ -190,7 +190,7 @@ class EngineLimits(_Value, frozen=True):
     dtype: str = ""
     has_tokenizer: bool = True
     device: str = ""
-    """What kind of device it runs on, such as "NVIDIA H200": engines on different kinds round differently."""
+    """What it runs on, such as "NVIDIA H200" or "2 x NVIDIA H200": engines on different kinds round differently."""
     grid_tokens: int = 0
     """The cell, in tokens, that the engine is best cut at (exactness "grid"); 0 where it cannot be held to a grid."""
     grid_refusal: str = ""

@@ -41,8 +41,7 @@ class EngineKind(msgspec.Struct, frozen=True):
     model: str
     dtype: str
     device: str
-    devices: int
-    """A tensor-parallel engine adds up in another order."""
+    """With how many of them: a tensor-parallel engine adds up in another order."""
     arguments: dict[str, Any] = {}
     """Raw ones that it is given: an engine that is compiled rounds unlike one that is not."""
     environment: str = ""
@@ -50,12 +49,11 @@ class EngineKind(msgspec.Struct, frozen=True):
     batch_invariant: bool = False
 
     def __str__(self) -> str:
-        count = f"{self.devices} x " if self.devices > 1 else ""
         own = "".join(f", {name} = {value}" for name, value in self.arguments.items())
         own += f", environment {self.environment}" if self.environment else ""
         own += ", batch-invariant" if self.batch_invariant else ""
         dtype, device = self.dtype or "dtype unknown", self.device or "device unknown"
-        return f"{self.engine}, {self.model}, {dtype}, {count}{device}{own}"
+        return f"{self.engine}, {self.model}, {dtype}, {device}{own}"
 
 
 class GroupEngine(msgspec.Struct, frozen=True):
@@ -80,14 +78,11 @@ class Exact(msgspec.Struct, frozen=True):
         return self.kind is None or self.kind == kind
 
 
-def engine_kind(
-    limits: EngineLimits, devices: int, arguments: Mapping[str, Any], environment: Mapping[str, str]
-) -> EngineKind:
+def engine_kind(limits: EngineLimits, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> EngineKind:
     """The kind of an engine.
 
     Args:
         limits: what it reports.
-        devices: how many it spans.
         arguments: raw ones that it is given, by the daemon's configuration and by its group's.
         environment: variables, likewise.
     """
@@ -98,7 +93,6 @@ def engine_kind(
         limits.model,
         limits.dtype,
         limits.device,
-        devices,
         told,
         hashlib.sha256(repr(variables).encode()).hexdigest()[:8] if variables else "",
         limits.batch_invariant,

@@ -75,7 +75,7 @@ class HopRoom:
         common, own = self._config, worker.group
         self._ledgers[worker.name] = GroupLedger(worker.limits)
         self._kinds[worker.name] = engine_kind(
-            worker.limits, len(own.devices), common.vllm | own.vllm, common.environment | own.environment
+            worker.limits, common.vllm | own.vllm, common.environment | own.environment
         )
         self._shunned.discard(worker.name)
         self._has_changed()

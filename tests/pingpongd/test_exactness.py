@@ -32,13 +32,12 @@ LIMITS = EngineLimits(
 def engine(
     group: str = "a",
     *,
-    devices: int = 1,
     arguments: dict[str, Any] | None = None,
     environment: dict[str, str] | None = None,
     **limits: Any,
 ) -> GroupEngine:
     found = msgspec.structs.replace(LIMITS, **limits)
-    return GroupEngine(group, found, engine_kind(found, devices, arguments or {}, environment or {}))
+    return GroupEngine(group, found, engine_kind(found, arguments or {}, environment or {}))
 
 
 def resolve(level: Exactness, *engines: GroupEngine, grid_tokens: int | None = None, **asked: Any) -> Exact:
@@ -80,7 +79,7 @@ UNLIKE = "round differently"
         ("grid", [engine(), engine("b", dtype="float32")], {}, UNLIKE),
         ("grid", [engine(), engine("b", engine="vllm 0.33.0")], {}, UNLIKE),
         ("grid", [engine(), engine("b", model="n")], {}, UNLIKE),
-        ("grid", [engine(), engine("b", devices=2)], {}, UNLIKE),
+        ("grid", [engine(), engine("b", device="2 x H200")], {}, UNLIKE),
         ("grid", [engine(), engine("b", arguments={"enforce_eager": True})], {}, UNLIKE),
         ("grid", [engine(), engine("b", environment={"VLLM_ATTENTION_BACKEND": "X"})], {}, UNLIKE),
         ("grid", [engine(), engine("b", batch_invariant=False)], {}, UNLIKE),
@@ -100,7 +99,8 @@ def test_what_touches_no_result_makes_an_engine_no_other() -> None:
     assert resolve("grid", *engines).allows(engines[1].kind)
 
 
-def test_a_kind_tells_no_secret() -> None:
+def test_a_kind_tells_what_it_is_and_no_secret() -> None:
+    assert str(engine(device="2 x H200").kind) == "vllm 0.32.0, m, bfloat16, 2 x H200, batch-invariant"
     kind = engine(arguments={"hf_token": "secret"}, environment={"HF_TOKEN": "secret", "OTHER": "secret"}).kind
     assert "secret" not in f"{kind} {msgspec.json.encode(kind)!r}"
 
@@ -116,5 +116,5 @@ def test_a_kept_chain_runs_on_engines_of_its_kind_only() -> None:
 
 
 def test_it_is_kept_as_it_is() -> None:
-    kept = resolve("grid", engine(arguments={"enforce_eager": True}, devices=2))
+    kept = resolve("grid", engine(arguments={"enforce_eager": True}))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=Exact) == kept
