@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pingpong_worker.price_file import EngineKind, load_prices, price_path, save_prices
+from pingpong_worker.price_file import FORMAT, EngineKind, load_prices, price_path, save_prices
 from pingpong_worker.step_prices import StepPrices
 
 KIND = EngineKind(device="NVIDIA H200", model="Qwen/Qwen3-14B", dtype="bfloat16", engine="vllm 0.32.0")
@@ -16,7 +16,7 @@ KIND = EngineKind(device="NVIDIA H200", model="Qwen/Qwen3-14B", dtype="bfloat16"
 
 def learnt() -> dict[str, object]:
     prices = StepPrices([1, 8])
-    prices.learn(1, 10, 8e-3, mixed=False)
+    prices.learn(1, 10, 8e-3, "decodes")
     return prices.to_dict()
 
 
@@ -54,12 +54,12 @@ def test_the_cache_is_where_models_are(tmp_path: Path, monkeypatch: pytest.Monke
         b"",
         b"not json",
         b"[]",
-        b'{"format": 1}',
+        b'{"format": 2}',
         msgspec.json.encode({"format": 99, "kind": KIND, "prices": {}}),
-        msgspec.json.encode({"format": 1, "kind": KIND, "prices": {"graphs": [], "decode": [[1]], "mixed": []}}),
-        msgspec.json.encode({"format": 1, "kind": KIND, "prices": {"graphs": []}}),
+        msgspec.json.encode({"format": FORMAT, "kind": KIND, "prices": {"graphs": [], "decodes": [[1]]}}),
+        msgspec.json.encode({"format": FORMAT, "kind": KIND, "prices": {"graphs": []}}),
         msgspec.json.encode(
-            {"format": 1, "kind": msgspec.structs.replace(KIND, dtype="float32"), "prices": {"graphs": []}}
+            {"format": FORMAT, "kind": msgspec.structs.replace(KIND, dtype="float32"), "prices": {"graphs": []}}
         ),
     ],
 )

@@ -119,7 +119,7 @@ def planned(output: object, begun: float, **more: Any) -> PlannedStep:
         finalizes_wait=False,
         starved_steps=0,
     )
-    values = {"rows": 1, "work": 10.0, "mixed": False, "append_tokens": 0, "grant": Grant(0, "no appends")}
+    values = {"rows": 1, "work": 10.0, "kind": "decodes", "append_tokens": 0, "grant": Grant(0, "no appends")}
     return PlannedStep(output=output, begun=begun, view=view, **(values | more))
 
 
@@ -141,7 +141,7 @@ def test_the_board_shows_steps_with_decodes(tmp_path: Path) -> None:
     for at, step in enumerate(
         [
             {},
-            {"waiting": 50, "append_tokens": 16, "rows": 17, "mixed": True, "grant": Grant(16, "exploring")},
+            {"waiting": 50, "append_tokens": 16, "rows": 17, "kind": "beside", "grant": Grant(16, "exploring")},
             {"waiting": 34, "grant": Grant(0, "measuring")},
         ]
     ):
@@ -160,12 +160,12 @@ def test_the_board_shows_steps_with_decodes(tmp_path: Path) -> None:
 def test_prices_on_file_are_where_an_engine_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     known = StepPrices()
     for _ in range(8):
-        known.learn(1, 10.0, 0.02, mixed=False)
+        known.learn(1, 10.0, 0.02, "decodes")
     board = StepBoard(tmp_path / "board")
     board.offer_prices(known.to_dict())
     view = planned(None, 0.0).view
     assert StepLedger((), 64, BoardWriter(tmp_path / "board")).policy.decode_seconds(view) == pytest.approx(0.02)
-    board.offer_prices({"graphs": [], "decode": [["?"]], "mixed": []})
+    board.offer_prices({"graphs": [], "decodes": [["?"]], "beside": [], "prompts": []})
     assert math.isinf(StepLedger((), 64, BoardWriter(tmp_path / "board")).policy.decode_seconds(view))
     assert "make no sense" in caplog.text
 

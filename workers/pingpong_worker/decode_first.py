@@ -15,11 +15,11 @@ Rules, the first that holds:
 4. Nothing decodes: all that fits the engine's budget ("full speed").
 5. The step without appends has no price yet: nothing ("unpriced"). After `MEASURE` steps with appends beside decodes
    one goes without them, to see what that price is now ("measuring").
-6. The largest size within the target, if any ("target"; "all" where that is everything; "exploring" where prices end
-   before the target does, and the step goes a little beyond the largest known size).
-7. But not where each of these tokens delays the decodes by more than a prefill at full speed takes for one: then the
-   decodes lose more than the prompt gains, and it is left for later ("dear"). Nor where no size is within the target
-   ("target").
+6. The largest size within the target ("target"; "all" where that is everything). Prices of what was never tried are
+   guesses, so a step goes only a little beyond the largest size that was seen beside decodes, and once prices end
+   before the target does, it does go beyond ("exploring").
+7. Of the sizes that are known, none whose tokens delay the decodes by clearly more than a prefill at full speed would
+   take for them: that is cheaper later ("dear", where no size is left). Nor any beyond the target ("target").
 
 Pure but for two counts; knows neither the engine nor a clock.
 """
@@ -27,12 +27,13 @@ Pure but for two counts; knows neither the engine nor a clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
 
-from pingpong_worker.step_prices import attention_work
+from pingpong_worker.step_prices import StepKind, attention_work
 
 PATIENCE: Final = 128
 """Steps in which waiting appends may be granted nothing: less than one in a hundred passes its target for them."""
@@ -42,8 +43,16 @@ MEASURE: Final = 32
 """Steps with appends beside decodes, between two without."""
 _FURTHER = 1.25
 """How far beyond the largest known size a step may go, in rows; to the next graph in any case."""
+_NEW = 1.1
+"""Beyond the largest known size by more than this, a step teaches something."""
 _FIRST_TOKENS = 16
-"""The same, where no mixed step was seen yet."""
+"""The same, where nothing was seen beside decodes yet."""
+_DEAR = 2.0
+"""Of a prefill's own price: what is clearly more. A token that rides is one less to wait for when the upstream ends, so
+that somewhat more than its price is well spent."""
+_NOTABLY = 0.8
+"""Of a size that is dear: the next one that is looked at."""
+
 Reason = Literal[
     "no appends", "starved", "finalize", "full speed", "unpriced", "measuring", "all", "target", "exploring", "dear"
 ]
@@ -80,12 +89,11 @@ class Grant(msgspec.Struct, frozen=True):
 class Prices(Protocol):
     """What steps cost: `StepPrices`, or a model that knows."""
 
-    @property
-    def reach(self) -> int:
-        """The largest known size of a mixed step, in rows; 0 where none is."""
+    def reach(self, kind: StepKind) -> int:
+        """The largest known size of such a step, in rows; 0 where none is."""
         ...
 
-    def price(self, rows: int, work: float, *, mixed: bool) -> float:
+    def price(self, rows: int, work: float, kind: StepKind) -> float:
         """Seconds; see `StepPrices.price`."""
         ...
 
@@ -107,7 +115,7 @@ class DecodeFirst:
 
     def decode_seconds(self, view: StepView) -> float:
         """The price of the step without appends; infinite where it is unknown."""
-        return self._prices.price(view.decodes, view.decode_work, mixed=False)
+        return self._prices.price(view.decodes, view.decode_work, "decodes")
 
     def target_seconds(self, view: StepView) -> float:
         """How long the step may take; infinite where the price of its decodes is unknown and no time is given."""
@@ -136,13 +144,10 @@ class DecodeFirst:
             return Grant(0, "unpriced")
         if self._unmeasured >= MEASURE:
             return Grant(0, "measuring")
-        tokens, reason = self._within_target(view, wanted)
-        if tokens and self._is_dear(view, tokens):
-            return Grant(0, "dear")
-        return Grant(tokens, reason)
+        return Grant(*self._within_target(view, wanted))
 
     def _within_target(self, view: StepView, wanted: int) -> tuple[int, Reason]:
-        """The most tokens whose step is within the target and not too far from known ones."""
+        """The most tokens that may ride: within the target, not too far from what was tried, and not dear."""
         target = self.target_seconds(view)
         if math.isinf(target):
             return 0, "unpriced"
@@ -150,17 +155,21 @@ class DecodeFirst:
         low, high = 0, len(choices)  # choices[:low] are within the target, choices[high:] are not
         while low < high:
             middle = (low + high) // 2
-            if self._mixed_seconds(view, choices[middle]) <= target:
+            if self._seconds_beside(view, choices[middle]) <= target:
                 low = middle + 1
             else:
                 high = middle
         if low == 0:
             return 0, "target"
-        tokens = choices[low - 1]
         most = self._reach(view.decodes)
-        if tokens > most:
-            return max((choice for choice in choices[:low] if choice <= most), default=choices[0]), "exploring"
-        return tokens, "all" if tokens == view.append_tokens else "target"
+        tokens = choices[max(0, min(low, bisect_right(choices, most)) - 1)]
+        if view.decodes + tokens > _NEW * self._prices.reach("beside"):
+            return tokens, "exploring"
+        own = self._own_seconds(view)
+        for tokens in _falling(choices[:low]):
+            if self._seconds_beside(view, tokens) - self.decode_seconds(view) <= _DEAR * own * tokens:
+                return tokens, "all" if tokens == view.append_tokens else "target"
+        return 0, "dear"
 
     def _choices(self, decodes: int, wanted: int) -> Sequence[int]:
         """Numbers of append tokens that make good use of a step, rising; the last one need not fill its graph."""
@@ -171,22 +180,29 @@ class DecodeFirst:
 
     def _reach(self, decodes: int) -> int:
         """The most append tokens that may be tried, by what was tried."""
-        known = self._prices.reach
+        known = self._prices.reach("beside")
         if known == 0:
             return _FIRST_TOKENS
         further = max(known + 1, int(known * _FURTHER))
         further = max(further, next((size for size in self._sizes if size > known), 0))
         return max(further - decodes, 1)
 
-    def _mixed_seconds(self, view: StepView, tokens: int) -> float:
+    def _seconds_beside(self, view: StepView, tokens: int) -> float:
         work = view.decode_work + attention_work(view.append_context, tokens)
-        return self._prices.price(view.decodes + tokens, work, mixed=True)
+        return self._prices.price(view.decodes + tokens, work, "beside")
 
-    def _is_dear(self, view: StepView, tokens: int) -> bool:
-        """Whether a token costs more than in a prefill at full speed, by the largest known one."""
-        full = min(self._prices.reach, self._max_tokens)
-        if full < 2 * (view.decodes + tokens):
-            return False  # no prefill is known that says what full speed is
-        own = self._prices.price(full, attention_work(view.append_context, full), mixed=True) / full
-        delay = self._mixed_seconds(view, tokens) - self.decode_seconds(view)
-        return delay > own * tokens
+    def _own_seconds(self, view: StepView) -> float:
+        """What a token takes in a prefill at full speed, by the largest one that was seen; infinite where none was."""
+        full = min(self._prices.reach("prompts"), self._max_tokens)
+        if full == 0:
+            return math.inf
+        return self._prices.price(full, attention_work(view.append_context, full), "prompts") / full
+
+
+def _falling(choices: Sequence[int]) -> Iterator[int]:
+    """The choices from the largest down, without those that are hardly smaller than one before."""
+    last = math.inf
+    for choice in reversed(choices):
+        if choice <= _NOTABLY * last:
+            last = choice
+            yield choice

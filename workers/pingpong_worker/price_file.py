@@ -19,7 +19,7 @@ import msgspec
 from pingpong_worker.model_store import default_cache
 from pingpong_worker.step_prices import StepPrices
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Raised when prices come to mean something else."""
 _NAME_CHARS = 60
 

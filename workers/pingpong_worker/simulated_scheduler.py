@@ -200,7 +200,7 @@ class SimulatedScheduler:
         return True
 
     def _duration(self, rows: list[tuple[Request, int]]) -> float:
-        return self._timing.price(sum(tokens for _, tokens in rows), _work(rows), mixed=True)
+        return self._timing.price(sum(tokens for _, tokens in rows), _work(rows), "beside")
 
     def _compute(self, request: Request, tokens: int) -> None:
         size = self._settings.block_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pingpong_worker.config import SimulatedSettings
+from pingpong_worker.step_prices import StepKind
 
 
 class TimingModel:
@@ -11,12 +12,11 @@ class TimingModel:
     def __init__(self, settings: SimulatedSettings) -> None:
         self._settings = settings
 
-    @property
-    def reach(self) -> int:
+    def reach(self, kind: StepKind) -> int:  # noqa: ARG002  all kinds alike
         """Every size is known."""
         return self._settings.max_num_batched_tokens
 
-    def price(self, rows: int, work: float, *, mixed: bool) -> float:  # noqa: ARG002  both kinds cost alike
+    def price(self, rows: int, work: float, kind: StepKind) -> float:  # noqa: ARG002  all kinds cost alike
         """Seconds of a step with `rows` tokens and the sum `work` of `attention_work`."""
         settings = self._settings
         return settings.step_ms * 1e-3 + rows * settings.row_us * 1e-6 + work * settings.context_ns * 1e-9

@@ -16,7 +16,7 @@ from typing import Any
 from pingpong_bus.messages import SchedulerState
 from pingpong_worker.decode_first import DecodeFirst, Grant, StepView
 from pingpong_worker.step_board import BoardWriter
-from pingpong_worker.step_prices import StepPrices
+from pingpong_worker.step_prices import StepKind, StepPrices
 
 _log = logging.getLogger("pingpong_worker")
 
@@ -33,8 +33,7 @@ class PlannedStep:
     """Its tokens."""
     work: float
     """The sum of `attention_work` over its requests."""
-    mixed: bool
-    """Whether it computes prompt tokens."""
+    kind: StepKind
     append_tokens: int
     """Those of appends among them."""
     view: StepView
@@ -68,7 +67,7 @@ class StepLedger:
             step = self._planned.popleft()
             seconds = now - max(self._ended, step.begun)
             self._show(step, seconds)
-            self._prices.learn(step.rows, step.work, seconds, mixed=step.mixed)
+            self._prices.learn(step.rows, step.work, seconds, step.kind)
         self._ended = now
 
     def _show(self, step: PlannedStep, seconds: float) -> None:

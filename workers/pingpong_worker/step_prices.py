@@ -6,14 +6,16 @@
 requests of tokens times context (`attention_work`). g is a table, since matrix products cost by tiles and graphs, not
 by tokens; b is what a token pays for each token of its context.
 
-There are two such models. A step of decodes alone reads its context, runs as one graph and is cheap; one with prompt
-tokens in it ("mixed", whether or not anything decodes) computes, runs in pieces and is priced by itself. b is an order
-of magnitude larger for decodes, which are bound by memory: they share no slope.
+There are three such models, by what a step holds (`StepKind`). Decodes alone read their contexts, run as one graph and
+are cheap. Prompt tokens beside decodes compute as well, and run in pieces. Prompts alone have their own prices: where
+the engine plans no step ahead of them, it launches kernels while the device waits, which the same number of rows beside
+a decode does not pay. b is an order of magnitude larger for decodes, which are bound by memory. The models share
+nothing.
 
 Each size keeps decayed means of its steps; b is the slope that is left within all sizes together, and g is made to rise
-with the rows by pooling neighbours that do not. Between known sizes g is a line, below the smallest mixed one too, from
-the decode-only step; beyond the largest it goes on as steeply as it came. Where it is convex, as matrix products are,
-such lines lie above it: what is unknown is rather too dear than too cheap.
+with the rows by pooling neighbours that do not. Between known sizes g is a line, below the smallest one beside decodes
+too, from the step of decodes alone; beyond the largest it goes on as steeply as it came. Where it is convex, as matrix
+products are, such lines lie above it: what is unknown is rather too dear than too cheap.
 
 Pure: seconds come from whoever has a clock.
 """
@@ -23,7 +25,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal, get_args
+
+StepKind = Literal["decodes", "beside", "prompts"]
+"""What a step holds: decodes alone, prompt tokens beside decodes, or prompt tokens alone."""
 
 _MEMORY = 16
 """Steps that a mean goes back; a size's first ones count alike."""
@@ -31,14 +36,14 @@ _OUTLIER = 3.0
 """No step counts for more than this many times its price: a machine may have slept in it."""
 _FIRST = 4
 """Among so few steps of a size, one that took less than half their mean replaces them: first runs are slow."""
-_STALE = 4096
-"""A size that was not seen in so many steps is unknown again, so that nothing stays too dear for ever."""
+_STALE: Final[dict[StepKind, int]] = {"decodes": 4096, "beside": 256, "prompts": 4096}
+"""A size that was not seen in so many steps of its kind is unknown again, so that nothing stays too dear for ever."""
 _EXACT_ROWS = 16
 """Without graphs: each number of rows has a mean of its own up to here, beyond that an eighth of an octave has."""
 _TRUSTED_FROM_FILE = 4
 """Steps that a loaded mean counts for: a few new ones correct it."""
 _UNKNOWN_TOKEN = 1 / 16
-"""Of a decode-only step: what a prompt token beside it costs, until one was seen."""
+"""Of a step of decodes alone: what a prompt token beside it costs, until one was seen."""
 
 
 def attention_work(computed: int, tokens: int) -> float:
@@ -100,9 +105,14 @@ _NUMBERS = tuple(name for name in _Size.__slots__ if name != "seen")
 
 
 class _Model:
-    """g and b of one kind of step."""
+    """g and b of one kind of step.
 
-    def __init__(self) -> None:
+    Args:
+        stale: steps after which a size that was not seen is unknown again.
+    """
+
+    def __init__(self, stale: int) -> None:
+        self._stale = stale
         self.sizes: dict[int, _Size] = {}
         self.steps = 0
         self._curve: tuple[list[float], list[float], float] | None = None
@@ -113,7 +123,7 @@ class _Model:
         size.learn(rows, work, seconds)
         size.seen = self.steps
         if self.steps % _MEMORY == 0:
-            self.sizes = {key: one for key, one in self.sizes.items() if self.steps - one.seen < _STALE}
+            self.sizes = {key: one for key, one in self.sizes.items() if self.steps - one.seen < self._stale}
         self._curve = None
 
     @property
@@ -158,50 +168,50 @@ class StepPrices:
 
     def __init__(self, sizes: Sequence[int] = ()) -> None:
         self._graphs = sorted(set(sizes))
-        self._decode = _Model()
-        self._mixed = _Model()
+        self._models = {kind: _Model(stale) for kind, stale in _STALE.items()}
 
-    @property
-    def reach(self) -> int:
-        """The largest known size of a mixed step, in rows; 0 where none was seen."""
-        rows, _, _ = self._mixed.curve
+    def reach(self, kind: StepKind) -> int:
+        """The largest known size of such a step, in rows; 0 where none was seen."""
+        rows, _, _ = self._models[kind].curve
         return math.floor(rows[-1]) if rows else 0
 
-    def learn(self, rows: int, work: float, seconds: float, *, mixed: bool) -> None:
+    def learn(self, rows: int, work: float, seconds: float, kind: StepKind) -> None:
         """A step was taken.
 
         Args:
             rows: its tokens.
             work: the sum of `attention_work` over its requests.
             seconds: how long it took; what is not positive is no measurement, and ignored.
-            mixed: whether it computed tokens of prompts.
+            kind: what it held.
         """
         if seconds <= 0.0 or rows <= 0:
             return
-        known = self.price(rows, work, mixed=mixed)
-        model = self._mixed if mixed else self._decode
+        known = self.price(rows, work, kind)
+        model = self._models[kind]
         key = self._key(rows)
         if key in model.sizes:
             seconds = min(seconds, _OUTLIER * known)
         model.learn(key, self._padded(rows), work, seconds)
 
-    def price(self, rows: int, work: float, *, mixed: bool) -> float:
-        """Seconds that such a step should take; infinite where nothing of the kind was ever seen.
+    def price(self, rows: int, work: float, kind: StepKind) -> float:
+        """Seconds that such a step should take; infinite where nothing is known that tells of it.
 
         It rises with the rows and with the work.
         """
         at = self._padded(rows)
-        if not mixed:
-            known, levels, slope = self._decode.curve
+        known, levels, slope = self._models[kind].curve
+        if kind == "decodes":
             return _between(known, levels, at) + slope * work if known else math.inf
-        known, levels, slope = self._mixed.curve
-        alone, alone_levels, _ = self._decode.curve
-        first, base = (alone[0], alone_levels[0]) if alone else (0.0, 0.0)
-        if not known:
-            return base * (1 + max(0.0, at - first) * _UNKNOWN_TOKEN) if alone else math.inf
-        if alone and first < known[0]:
-            known, levels = [first, *known], [min(base, levels[0]), *levels]
-        elif not alone:
+        alone, alone_levels, _ = self._models["decodes"].curve
+        if kind == "beside" and alone:
+            first, base = alone[0], alone_levels[0]
+            if not known:
+                return base * (1 + max(0.0, at - first) * _UNKNOWN_TOKEN)
+            if first < known[0]:
+                known, levels = [first, *known], [min(base, levels[0]), *levels]
+        elif not known:
+            return math.inf
+        else:
             known, levels = [0.0, *known], [0.0, *levels]
         value = _between(known, levels, at)
         if at > known[-1] > known[0]:
@@ -212,11 +222,11 @@ class StepPrices:
 
     def to_dict(self) -> dict[str, Any]:
         """What was learnt, as plain numbers, for `from_dict`."""
-        return {
-            "graphs": self._graphs,
-            "decode": [[key, *size.numbers] for key, size in sorted(self._decode.sizes.items())],
-            "mixed": [[key, *size.numbers] for key, size in sorted(self._mixed.sizes.items())],
+        steps: dict[str, Any] = {
+            kind: [[key, *size.numbers] for key, size in sorted(model.sizes.items())]
+            for kind, model in self._models.items()
         }
+        return {"graphs": self._graphs, **steps}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], sizes: Sequence[int] = ()) -> StepPrices:
@@ -228,12 +238,12 @@ class StepPrices:
         prices = cls(sizes)
         if data.get("graphs") != prices._graphs:
             return prices
-        for kind, model in (("decode", prices._decode), ("mixed", prices._mixed)):
+        for kind in get_args(StepKind):
             rows = data.get(kind)
             if not isinstance(rows, list):
                 raise TypeError(f'the prices lack a list "{kind}"')
             for key, *numbers in rows:
-                model.sizes[int(key)] = _Size.from_numbers(numbers)
+                prices._models[kind].sizes[int(key)] = _Size.from_numbers(numbers)
         return prices
 
     def _padded(self, rows: int) -> float:

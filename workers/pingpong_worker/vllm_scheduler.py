@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Set
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -29,7 +30,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from pingpong_worker.decode_first import PATIENCE, Grant, StepView
 from pingpong_worker.step_board import BoardWriter
 from pingpong_worker.step_ledger import PlannedStep, StepLedger
-from pingpong_worker.step_prices import attention_work
+from pingpong_worker.step_prices import StepKind, attention_work
 from pingpong_worker.vllm_grid import cell_tokens, grid_of, hold_cache_to_grid
 from pingpong_worker.vllm_marks import is_append
 from pingpong_worker.vllm_step import QUEUES, StepContent, look, prefills, urgency
@@ -207,11 +208,18 @@ class DecodeFirstSteps:
                 attention_work(scheduler.requests[name].num_computed_tokens - tokens, tokens)
                 for name, tokens in scheduled.items()
             ),
-            mixed=any(name not in decodes for name in scheduled),
+            kind=_kind(scheduled.keys(), decodes),
             append_tokens=sum(tokens for name, tokens in scheduled.items() if name in appends),
             view=view,
             grant=grant,
         )
+
+
+def _kind(scheduled: Set[str], decodes: set[str]) -> StepKind:
+    """What a step holds, by the ids of its requests and of those that decode."""
+    if scheduled <= decodes:
+        return "decodes"
+    return "prompts" if scheduled.isdisjoint(decodes) else "beside"
 
 
 def graph_sizes(vllm_config: Any) -> list[int]:
