@@ -37,6 +37,7 @@ async def verify(
             device groups and "overlap" where it has one whose engine can.
         exactness: None: that of `earlier`, else what the chain names, else "grid", or with "overlap", which a grid
             rules out, "invariant".
+        session: None: that of `earlier`, else the daemon's choice.
         earlier: a certificate to check against; sampled agents get its seeds.
         on_progress: is told the number of the run, from 1, and the mode, before each.
 
@@ -54,6 +55,7 @@ async def verify(
         mode = mode or earlier.mode
         exactness = exactness or earlier.exactness
         runs = runs or earlier.pairs
+        session = session or _session_of(earlier)
     status = await client.status()
     mode = choose_mode(status, mode)
     level = exactness or chain.exactness or default_level(status, mode)
@@ -144,6 +146,12 @@ def with_seeds(chain: Chain, result: ChainResult) -> Chain:
                 )
         agents.append(msgspec.structs.replace(agent, seed=seed))
     return msgspec.structs.replace(chain, agents=agents)
+
+
+def _session_of(earlier: Certificate) -> SessionKind | None:
+    """The kind that gives an earlier certificate's kinds again: with streaming input sampled agents have the other."""
+    kinds: tuple[SessionKind, ...] = ("streaming-input", "prefix-cache")
+    return next((kind for kind in kinds if kind in earlier.sessions), None)
 
 
 def _seeded_like(chain: Chain, run: RunCertificate) -> Chain:

@@ -467,6 +467,25 @@ async def test_verify_against_an_equal_certificate(link, daemon, chain_file, tmp
     assert json.loads(kept.read_text())["against"]["equal"]
 
 
+async def test_verify_against_asks_for_the_earlier_session(link, daemon, chain_file, tmp_path):
+    def as_asked(submit, result):
+        kinds = [submit.options.session or "prefix-cache", "prefix-cache"]  # the second one is sampled
+        agents = [
+            msgspec.structs.replace(agent, session=kind) for agent, kind in zip(result.agents, kinds, strict=True)
+        ]
+        return msgspec.structs.replace(result, agents=agents)
+
+    daemon.edit = as_asked
+    kept = tmp_path / "kept.json"
+    given = ("verify", str(chain_file), "--exactness", "fast")
+    await link.command(*given, "--session", "streaming-input", "-o", str(kept))
+    outcome = await link.command("verify", str(chain_file), "--against", str(kept))
+    assert outcome.code == 0, str(outcome.error)
+    assert {submit.options.session for submit in submits(daemon)} == {"streaming-input"}
+    outcome = await link.command("verify", str(chain_file), "--against", str(kept), "--session", "prefix-cache")
+    assert "sessions: streaming-input, prefix-cache then, prefix-cache now" in str(outcome.error)
+
+
 async def test_verify_against_names_every_change(link, daemon, chain_file, tmp_path):
     kept = tmp_path / "kept.json"
     await link.command("verify", str(chain_file), "-o", str(kept))

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         metavar="FILE",
         type=Path,
-        help="check against an earlier certificate of the chain; its mode, level and seeds are the defaults",
+        help="check against an earlier certificate of the chain; its mode, level, session and seeds are the defaults",
     )
 
 
