@@ -456,6 +456,12 @@ def test_raw_arguments_that_contradict_the_configuration_are_refused() -> None:
         engine_arguments(uncached, "m", (0, 32, 0))
     streaming = msgspec.structs.replace(uncached, session="streaming-input")
     assert engine_arguments(streaming, "m", (0, 32, 0))["enable_prefix_caching"] is False
+    late = config(["cpu:0"], scheduling_policy="priority")
+    with pytest.raises(ConfigError, match=r"vllm\.scheduling_policy: .*enabled = false"):
+        engine_arguments(late, "m", (0, 32, 0))
+    own = msgspec.structs.replace(late, decode_first=False)
+    assert engine_arguments(own, "m", (0, 32, 0))["scheduling_policy"] == "priority"
+    assert engine_arguments(config(["cpu:0"], scheduling_policy="fcfs"), "m", (0, 32, 0))["scheduler_cls"]
 
 
 def test_unknown_arguments_are_named() -> None:

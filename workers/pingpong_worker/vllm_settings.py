@@ -77,6 +77,13 @@ def engine_arguments(config: WorkerConfig, model: str, version: Version) -> dict
             field="vllm.enable_prefix_caching",
             hint='Leave it out, or set `session` to "streaming-input".',
         )
+    if is_decode_first(config) and given.get("scheduling_policy", "fcfs") != "fcfs":
+        raise ConfigError(
+            "decode-first scheduling puts requests in order itself; by other policies than fcfs vLLM takes memory from "
+            "decodes that came late, and gives it to appends.",
+            field="vllm.scheduling_policy",
+            hint="Leave it out, or set `[decode_first] enabled = false`.",
+        )
     cpu = on_cpu(config.devices)
     ours: dict[str, Any] = {
         "model": model,
