@@ -140,7 +140,7 @@ class Resume(_Value, frozen=True):
 class DecodePace(_Value, frozen=True):
     """How long a step may take in which an answer decodes beside appends of others; the tighter of both counts."""
 
-    itl_ratio: Annotated[float, msgspec.Meta(ge=1)] = 1.3
+    itl_ratio: Annotated[float, msgspec.Meta(ge=1)] = 1.2
     """As a multiple of the step without appends."""
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
 

@@ -164,7 +164,7 @@ def step_of(scheduler: SimulatedScheduler) -> Step:
 
 def test_appends_get_beside_a_decode_what_its_pace_allows() -> None:
     scheduler = SimulatedScheduler(settings(kv_tokens=8000, max_num_batched_tokens=2000))
-    decoding(scheduler)
+    decoding(scheduler, pace=DecodePace(itl_ratio=1.3))
     alone = step_of(scheduler).duration_s
     scheduler.add(Chunk("a", list(range(500)), None, sampling(1), append=True))
     for _ in range(40):

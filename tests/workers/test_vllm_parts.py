@@ -161,7 +161,7 @@ async def test_prompts_are_copies_and_appends_carry_their_mark() -> None:
     assert mine == [1, 2, 3]
     assert [prompt["ids"] for prompt, _, _ in llm.requests] == [[1, 2, 3, -1], [1, 2, 3, 4, -1], [1, 2, 3, 4, 5, -1]]
     marks = [params.get("extra_args") for _, params, _ in llm.requests]
-    assert marks == [{"pingpong": {"append": True}}] * 2 + [{"pingpong": {"itl_ratio": 1.3}}]
+    assert marks == [{"pingpong": {"append": True}}] * 2 + [{"pingpong": {"itl_ratio": 1.2}}]
     assert "seed" not in llm.requests[0][1], "an append must not draw"
     assert len({name for _, _, name in llm.requests}) == 3
 
@@ -169,13 +169,13 @@ async def test_prompts_are_copies_and_appends_carry_their_mark() -> None:
 @pytest.mark.parametrize(
     ("handling", "append", "answer"),
     [
-        (Handling(), {"append": True}, {"itl_ratio": 1.3}),
+        (Handling(), {"append": True}, {"itl_ratio": 1.2}),
         (
             Handling(pace=DecodePace(itl_ratio=2, itl_target_ms=9)),
             {"append": True},
             {"itl_ratio": 2, "itl_target_ms": 9},
         ),
-        (Handling(grid=256), {"append": True, "grid": 256}, {"itl_ratio": 1.3, "grid": 256}),
+        (Handling(grid=256), {"append": True, "grid": 256}, {"itl_ratio": 1.2, "grid": 256}),
     ],
 )
 def test_marks_say_what_the_scheduler_has_to_know(

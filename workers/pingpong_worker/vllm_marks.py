@@ -2,7 +2,7 @@
 
     {"append": True}        computes part of a prompt ahead of its answer; samples one token, which nobody reads
     {"grid": 256}           its prompt is cut at multiples of so many tokens
-    {"itl_ratio": 1.3}      while it decodes, a step takes at most so many times what one without appends takes
+    {"itl_ratio": 1.2}      while it decodes, a step takes at most so many times what one without appends takes
     {"itl_target_ms": 20}   while it decodes, a step takes at most so long
 
 Requests without a mark, of whoever shares the engine, are scheduled as vLLM would.
