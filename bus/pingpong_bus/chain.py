@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -348,5 +348,8 @@ def _explain(error: msgspec.ValidationError, source: str) -> ChainError:
         return ChainError("the name is not 1 to 64 letters, digits, _ and -.", field=field, hint="Rename the agent.")
     if re.match(r"Expected `array` of length >= 1", problem):
         return ChainError("the list is empty.", field=field, hint="A chain has at least one agent.")
+    if field == "exactness":
+        levels = ", ".join(get_args(Exactness))
+        return ChainError("there is no such level.", field=field, hint=f"Choose from {levels}.")
     problem = f"{problem[:1].lower()}{problem[1:]}."
     return ChainError(problem if field else f"{source}: {problem}", field=field, hint="See `pingpong-client schema`.")

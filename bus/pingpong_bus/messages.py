@@ -754,6 +754,8 @@ class StatusReply(_Tagged, frozen=True):
     refused_frames: dict[str, int] = {}
     """Frames that made no sense or came from strangers, by socket, since the start."""
     python: str = ""
+    exactness: Exactness = "fast"
+    """Of chains that ask for none."""
     """Version of the Python that the daemon and its workers run on."""
 
 

@@ -53,13 +53,18 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def write_certificate(path: Path, certificate: Certificate) -> None:
-    """Write a certificate; a file of that name is replaced as a whole.
+    """Write a certificate; a file of that name is replaced as a whole, and what is no file (a pipe) is written to.
 
     Raises:
         UsageError: no file can be made there.
         OSError: the disk is full, or fails.
     """
     document = msgspec.json.format(msgspec.json.encode(certificate), indent=2) + b"\n"
+    path = path.resolve()  # a link stays one
+    if _is_special(path):
+        with path.open("wb") as file:
+            file.write(document)
+        return
     beside = _file_beside(path)
     try:
         beside.write_bytes(document)
@@ -75,7 +80,14 @@ def check_writable(path: Path) -> None:
     Raises:
         UsageError: it cannot.
     """
-    _file_beside(path).unlink()
+    path = path.resolve()
+    if not _is_special(path):
+        _file_beside(path).unlink()
+
+
+def _is_special(path: Path) -> bool:
+    """Whether there is something that is neither a file nor a folder: a device, a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _file_beside(path: Path) -> Path:

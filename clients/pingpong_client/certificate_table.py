@@ -25,7 +25,7 @@ def certificate_lines(certificate: Certificate, width: int | None = None) -> lis
     """
     lines = [
         f"chain      {clean(certificate.chain, lines=False)} ({certificate.chain_digest[:12]})",
-        f"made       {certificate.made_at}",
+        f"made       {clean(certificate.made_at, lines=False)}",
         f"exactness  {level_words(certificate.exactness, certificate.grid)}",
         f"compared   serial with {certificate.mode}",
         f"daemon     pingpongd {certificate.daemon}, Python {certificate.python}",
@@ -92,7 +92,8 @@ def _gap(difference: Difference) -> str | None:
 
 def _against_lines(found: Comparison) -> list[str]:
     tokens = "equal" if found.tokens_equal else "DIFFERENT"
-    lines = [f"against    the certificate of {found.made_at}: tokens {tokens}, {len(found.changes)} changes in all"]
+    made = clean(found.made_at, lines=False)
+    lines = [f"against    the certificate of {made}: tokens {tokens}, {len(found.changes)} changes in all"]
     return lines + [f"  {clean(describe_change(change), lines=False)}" for change in found.changes]
 
 

@@ -69,7 +69,7 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
     engines = dict.fromkeys(f"{it.limits.engine}, {it.limits.model}" for it in status.workers if it.limits)
     if engines:
         lines.append(clean(f"engine: {'; '.join(engines)}", lines=False))
-    lines += [clean(line, lines=False) for line in _exactness_lines(status.workers)]
+    lines += [clean(line, lines=False) for line in _exactness_lines(status)]
     lines.append("")
     rows = [
         [
@@ -166,9 +166,9 @@ def _troubles(worker: WorkerStatus) -> Iterable[str]:
         yield clean(f"{worker.name}: {'; '.join(facts)}", lines=False)
 
 
-def _exactness_lines(workers: Sequence[WorkerStatus]) -> Iterable[str]:
-    """Levels of exactness beside "fast" that the engines offer, and why not "grid" where they do not."""
-    limits = [(worker.name, worker.limits) for worker in workers if worker.limits is not None]
+def _exactness_lines(status: StatusReply) -> Iterable[str]:
+    """Levels of exactness that the engines offer, which is the default, and why not "grid" where they do not."""
+    limits = [(worker.name, worker.limits) for worker in status.workers if worker.limits is not None]
     if not limits:
         return
     levels = ["fast"]
@@ -177,7 +177,7 @@ def _exactness_lines(workers: Sequence[WorkerStatus]) -> Iterable[str]:
         levels.append(level_words("grid", max(cells)))
     if all(each.batch_invariant for _, each in limits):
         levels.append("invariant")
-    yield f"exactness: {'; '.join(levels)}"
+    yield f"exactness: {'; '.join(levels)}; {status.exactness} by default"
     for name, each in limits:
         if not each.grid_tokens and each.grid_refusal:
             yield f"no grid on {name}: {each.grid_refusal}"

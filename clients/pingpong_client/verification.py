@@ -124,7 +124,8 @@ def default_level(status: StatusReply, mode: ReadAheadMode) -> Exactness:
         'agents that overlap share a device, where only "invariant" promises equal tokens, and the engines do not run '
         "batch-invariant kernels.",
         field="exactness",
-        hint="Configure a second device group or `batch_invariant = true`, or compare with --exactness fast.",
+        hint="Compare with --mode ping-pong on two device groups, configure `batch_invariant = true`, or take "
+        "--exactness fast.",
     )
 
 

@@ -270,6 +270,7 @@ class Daemon:
             store=store.status(),
             refused_frames={"control": control.refused_frames, "workers": fleet.refused_frames if fleet else 0},
             python=platform.python_version(),
+            exactness=self._config.exactness,
         )
 
 

@@ -64,6 +64,13 @@ class GroupEngine(msgspec.Struct, frozen=True):
     kind: EngineKind
 
 
+_AS_IT_WAS = "it waits for the configuration that it was accepted with, and can be cancelled"
+_GRID_HINT = (
+    'Take exactness "fast", or change what keeps the engine from it (`grid_tokens`, `[decode_first]`, `[vllm]`) and '
+    "start the daemon anew."
+)
+
+
 class Exact(msgspec.Struct, frozen=True):
     """What a chain was accepted at; kept with it, so that it goes on alike after a restart."""
 
@@ -147,7 +154,7 @@ def exact(
     for engine in engines:
         if not engine.limits.grid_tokens:
             why = engine.limits.grid_refusal or "it cannot be held to a grid"
-            raise _refused(level, f'the engine of group "{engine.group}": {why.rstrip(".")}', 'Take exactness "fast".')
+            raise _refused(level, f'the engine of group "{engine.group}": {why.rstrip(".")}', _GRID_HINT)
         if (session or engine.limits.sessions[0]) == "streaming-input":
             raise _refused(
                 level,
@@ -159,7 +166,7 @@ def exact(
 
 
 def unkept(kept: Exact, *, session: SessionKind | None, mode: Mode, engines: Sequence[GroupEngine]) -> str:
-    """Why a chain that was accepted cannot run on these engines; empty where it can.
+    """Why a chain that was accepted cannot run on these engines, with the way out; empty where it can.
 
     Args:
         kept: what it was accepted at.
@@ -172,11 +179,11 @@ def unkept(kept: Exact, *, session: SessionKind | None, mode: Mode, engines: Seq
     try:
         exact(kept.level, mode=mode, session=session, engines=engines, grid_tokens=kept.grid)
     except UsageError as error:
-        return error.message.rstrip(".")
+        return f"{error.message.rstrip('.')}; {_AS_IT_WAS}"
     kind = engines[0].kind
     if kept.allows(kind):
         return ""
-    return f'it was accepted at exactness "{kept.level}" for {kept.kind}, and the daemon serves {kind}'
+    return f'it was accepted at exactness "{kept.level}" for {kept.kind}, and the daemon serves {kind}; {_AS_IT_WAS}'
 
 
 def _refused(level: Exactness, why: str, hint: str) -> UsageError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -48,10 +49,15 @@ class HopRoom:
         return bool(self._held)
 
     def groups(self) -> list[GroupView]:
-        """The groups that take hops now, in the configuration's order."""
+        """The groups that take hops now, in the configuration's order; agents that wait for one count as its hops."""
         if self.fleet is None:
             return []
-        return [view for view in self.fleet.views() if view.name not in self._shunned]
+        waiting = Counter(record.agents[index].worker for record, index in self._held.values())
+        return [
+            msgspec.structs.replace(view, hops=view.hops + waiting[view.name])
+            for view in self.fleet.views()
+            if view.name not in self._shunned
+        ]
 
     def standing(self) -> list[GroupView]:
         """The groups that take hops now or may do so again."""

@@ -1,7 +1,9 @@
 """The comparison of two runs: every kind of difference is seen, and nothing else."""
 
 import hashlib
+import os
 import struct
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,6 +22,7 @@ from pingpong_client.certificate import (
     describe,
     digest,
 )
+from pingpong_client.certificate_file import check_writable, read_certificate, write_certificate
 from pingpong_client.certificate_table import certificate_lines
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=30)
@@ -166,6 +169,28 @@ def test_the_table_shows_the_gap_or_why_there_is_none():
             made.runs[0], agents=[msgspec.structs.replace(made.runs[0].agents[0], difference=found)]
         )
         assert f"        {says}" in certificate_lines(msgspec.structs.replace(made, runs=[run]))
+
+
+def test_a_certificate_replaces_files_alone(tmp_path: Path) -> None:
+    made = certificate([5])
+    kept, link, pipe = tmp_path / "kept", tmp_path / "link", tmp_path / "pipe"
+    kept.write_text("before")
+    link.symlink_to(kept)
+    check_writable(link)
+    write_certificate(link, made)
+    assert link.is_symlink()
+    assert read_certificate(kept) == made
+
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check_writable(pipe)
+        write_certificate(pipe, made)
+        assert pipe.is_fifo()
+        assert os.read(reader, 1 << 16) == kept.read_bytes()
+    finally:
+        os.close(reader)
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "link", "pipe"}
 
 
 def test_what_decides_the_digest_of_a_chain():

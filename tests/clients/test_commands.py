@@ -884,11 +884,13 @@ async def test_status_tells_levels_and_what_the_scheduler_did(link, daemon, monk
         )
         return msgspec.structs.replace(status, workers=[msgspec.structs.replace(first, scheduler=state), second])
 
-    assert "exactness: fast; grid, cells of 256 tokens" in (await link.command("status")).out.splitlines()
+    assert (
+        "exactness: fast; grid, cells of 256 tokens; fast by default" in (await link.command("status")).out.splitlines()
+    )
     daemon.edit_status = edit
     monkeypatch.setenv("COLUMNS", "80")
     lines = (await link.command("status", terminal=True)).out.splitlines()
-    assert "exactness: fast" in lines
+    assert "exactness: fast; fast by default" in lines
     assert "no grid on w1: the dtype is int4" in lines
     assert lines[-1] == "w0: step 11.2 ms, alone 8.5, target 11.5; 64 append tokens: target"
     assert all(len(line) <= 80 for line in lines)

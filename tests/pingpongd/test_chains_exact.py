@@ -166,6 +166,14 @@ def test_a_hop_on_the_grid_waits_for_its_group_and_others_wait_for_it(service: S
     assert {service.result(number).state for number in (before, grid, after)} == {"finished"}
 
 
+def test_agents_that_wait_for_a_group_count_as_its_load(service: Service) -> None:
+    for _ in range(3):
+        service.submit(chain_reading(ALONE), exactness="grid", group="a")
+    for _ in range(3):
+        service.submit(chain_reading(ALONE), exactness="grid")
+    assert [record.agents[0].worker for record in service.chains.live()] == ["a"] * 3 + ["b"] * 3
+
+
 def test_readers_on_the_grid_read_ahead_on_another_group(service: Service) -> None:
     number = service.submit(chain_reading(TRIO), "ping-pong", exactness="grid")
     first, second = (service.fleet.workers[agent.worker] for agent in service.record(number).agents[:2])

@@ -111,7 +111,9 @@ def test_a_kept_chain_runs_on_engines_of_its_kind_only() -> None:
     assert unkept(kept, engines=[engine(grid_tokens=64)], **asked) == ""  # it goes on with its own cell
     assert unkept(kept, engines=[], **asked) == ""
     assert 'accepted at exactness "grid" for vllm 0.32.0' in unkept(kept, engines=[engine(dtype="float32")], **asked)
-    assert "it speculates" in unkept(kept, engines=[engine(grid_tokens=0, grid_refusal="it speculates")], **asked)
+    told = unkept(kept, engines=[engine(grid_tokens=0, grid_refusal="it speculates")], **asked)
+    assert "it speculates" in told
+    assert "can be cancelled" in told
     assert unkept(Exact(), engines=[engine(grid_tokens=0, dtype="float32")], **asked) == ""
 
 

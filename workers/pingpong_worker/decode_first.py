@@ -10,7 +10,8 @@ Rules, the first that holds:
 1. Nothing is waiting to be appended: nothing is granted ("no appends").
 2. Appends have been granted nothing for `PATIENCE` steps in a row: they get what the target allows, and where that is
    nothing, `LEAST_TOKENS` ("starved"). So of any PATIENCE + 1 steps with appends waiting one computes some, whatever
-   else is wanted, and a step costs at most its target, or what LEAST_TOKENS cost.
+   else is wanted, and a step costs at most its target, or what LEAST_TOKENS cost (on a grid, or with Mamba layers, a
+   whole cell or block).
 3. A prompt is wanted for its answer now: nothing beside it ("finalize").
 4. Nothing decodes: all that fits the engine's budget ("full speed").
 5. The step without appends has no price yet: nothing ("unpriced"). After `MEASURE` steps with appends beside decodes

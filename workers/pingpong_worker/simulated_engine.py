@@ -268,9 +268,9 @@ def grid_refusal(config: WorkerConfig, grid: int | None = None) -> str:
     settings = config.simulated
     grid = grid_tokens(config) if grid is None else grid
     if not config.decode_first:
-        return "the engine's scheduler is not ours"
+        return "decode-first scheduling is switched off, and its scheduler is what cuts prompts"
     if grid == 0 or grid % settings.block_size:
-        return f"a cell is made of whole blocks of {settings.block_size} tokens"
+        return f"a cell is made of whole blocks of {settings.block_size} tokens, and {grid} is no multiple"
     if grid > settings.max_num_batched_tokens:
         return f"a step holds {settings.max_num_batched_tokens} tokens"
     return ""

@@ -63,8 +63,9 @@ class StepLedger:
 
     def end(self, output: Any, now: float) -> None:
         """The result of the step with this `SchedulerOutput` is in; one that was not planned is empty."""
-        if self._planned and self._planned[0].output is output:
-            step = self._planned.popleft()
+        if any(step.output is output for step in self._planned):
+            while (step := self._planned.popleft()).output is not output:
+                pass  # its result never came
             seconds = now - max(self._ended, step.begun)
             self._show(step, seconds)
             self._prices.learn(step.rows, step.work, seconds, step.kind)
