@@ -19,6 +19,7 @@ from profiles import filling_chain
 from runs import RUN_MODES, Run, RunMode, append_line, length_faults
 
 T = TypeVar("T")
+S = TypeVar("S", bound=str)
 LEVELS: tuple[Exactness, ...] = get_args(Exactness)
 DEFAULT_MODES: list[RunMode] = ["serial", "ping-pong", "presend"]
 
@@ -29,11 +30,7 @@ def chosen_modes(text: str) -> list[RunMode]:
     Raises:
         UsageError: one is unknown.
     """
-    modes = text.split(",")
-    for mode in modes:
-        if mode not in RUN_MODES:
-            raise UsageError(f"--modes: there is no mode {mode!r}.", hint=f"Choose from {', '.join(RUN_MODES)}.")
-    return [mode for name in modes for mode in RUN_MODES if mode == name]
+    return _chosen(text, RUN_MODES, "--modes", "mode")
 
 
 def chosen_levels(text: str) -> list[Exactness]:
@@ -42,11 +39,15 @@ def chosen_levels(text: str) -> list[Exactness]:
     Raises:
         UsageError: one is unknown.
     """
+    return _chosen(text, LEVELS, "--exactness", "level")
+
+
+def _chosen(text: str, known: Sequence[S], flag: str, what: str) -> list[S]:
     names = text.split(",")
     for name in names:
-        if name not in LEVELS:
-            raise UsageError(f"--exactness: there is no level {name!r}.", hint=f"Choose from {', '.join(LEVELS)}.")
-    return [level for name in names for level in LEVELS if level == name]
+        if name not in known:
+            raise UsageError(f"{flag}: there is no {what} {name!r}.", hint=f"Choose from {', '.join(known)}.")
+    return [one for name in names for one in known if one == name]
 
 
 def in_order(what: Sequence[T], index: int, order: str) -> list[T]:

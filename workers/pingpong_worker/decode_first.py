@@ -166,9 +166,9 @@ class DecodeFirst:
         tokens = choices[max(0, min(low, bisect_right(choices, most)) - 1)]
         if view.decodes + tokens > _NEW * self._prices.reach("beside"):
             return tokens, "exploring"
-        own = self._own_seconds(view)
+        alone, own = self.decode_seconds(view), self._own_seconds(view)
         for tokens in _falling(choices[:low]):
-            if self._seconds_beside(view, tokens) - self.decode_seconds(view) <= _DEAR * own * tokens:
+            if self._seconds_beside(view, tokens) - alone <= _DEAR * own * tokens:
                 return tokens, "all" if tokens == view.append_tokens else "target"
         return 0, "dear"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pingpong_bus.messages import DecodePace
@@ -36,9 +37,9 @@ class StepContent:
         """Tokens of all appends; of those not admitted, as if the prefix cache held nothing."""
         return sum(map(left_tokens, self.all_appends))
 
-    @property
+    @cached_property
     def all_appends(self) -> list[Any]:
-        """Those that run, then those that wait."""
+        """Those that run, then those that wait; for when all are known."""
         return [*self.appends, *(append for _, append in self.waiting_appends)]
 
     def view(self, *, finalizes_wait: bool, starved_steps: int) -> StepView:
