@@ -18,7 +18,7 @@ import msgspec
 
 from pingpong_bus.chain import Agent, Chain, Exactness, RenderedMessage, TokenId
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised by every change that an older peer could misread."""
 
 Placement = Literal["serial", "ping-pong", "overlap"]
@@ -198,7 +198,48 @@ class EngineLimits(_Value, frozen=True):
     batch_invariant: bool = False
     """Whether its kernels round alike whatever they are batched with (exactness "invariant")."""
     decode_first: bool = False
-    """Whether appends are held to a budget beside decodes (placement "overlap")."""
+    """Whether its scheduler is ours, which holds appends to a budget beside decodes."""
+    overlap: bool = False
+    """Whether agents may overlap on it (placement "overlap"): appends are held to a budget beside decodes, by our
+    scheduler or by vLLM's own `long_prefill_token_threshold`."""
+
+
+class BesideFigure(_Value, frozen=True):
+    """One decode that went on beside appends of another session in the same engine."""
+
+    context: int
+    """Tokens that the appends' prompt held already."""
+    tokens: int
+    """Tokens that were appended."""
+    append_ms: float
+    """From handing them over until they were computed."""
+    decode_ms: float
+    """What a token of the decode took meanwhile."""
+
+
+class EngineFigures(_Value, frozen=True):
+    """What an engine was measured to take, by the clock of its worker: what placements are predicted from.
+
+    Tables rise in their first column (and then their second). Of an engine that has not been measured there are none.
+    """
+
+    measured_at: str
+    """ISO 8601, UTC."""
+    prefill: list[tuple[int, float]]
+    """Tokens of a prompt of which nothing was cached; ms from submission to its first token."""
+    finalize: list[tuple[int, int, float]]
+    """Tokens that were cached, tokens that were not; ms from submission to the first token."""
+    decode: list[tuple[int, float]]
+    """Tokens of context; ms a token, of one answer alone."""
+    batch: list[tuple[int, float]]
+    """Answers decoded at once, at the smallest context of `decode`; ms a token of each."""
+    beside: list[BesideFigure] = []
+    """Empty where the engine does not hold appends to a budget."""
+    step_p50_ms: float = 0.0
+    step_p99_ms: float = 0.0
+    """Of the steps of answers that decoded alone: its jitter."""
+    cached: bool = False
+    """They come from a file of an earlier start on the same devices, model and versions."""
 
 
 class SchedulerState(_Value, frozen=True):
@@ -263,11 +304,20 @@ class ScoreNext(_Tagged, frozen=True):
     """As in `HopSpec`."""
 
 
+class Calibrate(_Tagged, frozen=True):
+    """Measure the engine anew, while no hop runs on it; answered by `Calibrated` or `RequestFailed`.
+
+    It is given up as soon as a `StartHop` comes: users go first.
+    """
+
+    request: int
+
+
 class Stop(_Tagged, frozen=True):
     """Leave what runs to others ("lost"), shut the engine down and exit 0."""
 
 
-SupervisorMessage = Welcome | Prepare | StartHop | AbortHop | ResetPrefixCache | ScoreNext | Stop
+SupervisorMessage = Welcome | Prepare | StartHop | AbortHop | ResetPrefixCache | ScoreNext | Calibrate | Stop
 
 
 # ----------------------------------------------------------------------------------------------- worker to supervisor
@@ -291,6 +341,15 @@ class Loading(_Tagged, frozen=True):
 
 class Ready(_Tagged, frozen=True):
     limits: EngineLimits
+    figures: EngineFigures | None = None
+    """None where the worker was told not to measure."""
+
+
+class Calibrated(_Tagged, frozen=True):
+    """The engine was measured anew."""
+
+    request: int
+    figures: EngineFigures
 
 
 class WorkerFailed(_Tagged, frozen=True):
@@ -444,6 +503,7 @@ WorkerMessage = (
     | HopChecked
     | PrefixCacheReset
     | NextScored
+    | Calibrated
     | Heartbeat
 )
 
@@ -558,6 +618,19 @@ class Score(_Tagged, frozen=True):
     """Cut the prompt as a chain of exactness "grid" was cut; see `ChainResult.grid`."""
 
 
+class Explain(_Tagged, frozen=True):
+    """What each placement of a chain should take now, and what would make it faster; answered by `Explained`.
+
+    The chain is checked and tokenized as by `Submit`, and neither kept nor run.
+    """
+
+    request: int
+    version: int
+    chain: Chain
+    inputs: dict[str, str] = {}
+    options: SubmitOptions = SubmitOptions()
+
+
 class Seen(_Tagged, frozen=True):
     """How much a client has read; not answered.
 
@@ -570,7 +643,18 @@ class Seen(_Tagged, frozen=True):
 
 
 ClientRequest = (
-    Submit | Attach | ListChains | GetStatus | GetResult | Cancel | Forget | ResetCaches | Drain | Score | Seen
+    Submit
+    | Attach
+    | ListChains
+    | GetStatus
+    | GetResult
+    | Cancel
+    | Forget
+    | ResetCaches
+    | Drain
+    | Score
+    | Explain
+    | Seen
 )
 
 
@@ -639,6 +723,26 @@ class AgentResult(_Value, frozen=True):
     """Of the sampling; given by the daemon where the chain had none."""
 
 
+class Prediction(_Value, frozen=True):
+    """What a placement of a chain should take, by the cost model (`pingpongd/cost_model.py`)."""
+
+    placement: Placement
+    groups: tuple[str, ...]
+    """Per agent, the group that it would run on."""
+    e2e_ms: float
+    """Admission to last token, at the load and with the prefix caches of the moment; the sum of the other times."""
+    prefill_ms: float
+    """Of it, prefill that nothing hides: the agents' TTFT."""
+    decode_ms: float
+    """Of it, decoding, with what it is slowed down by appends and by others on the same groups."""
+    wait_ms: float = 0.0
+    """Of it, waiting for groups that others hold."""
+    hidden_ms: float = 0.0
+    """Prefill that runs beside decodes, and so costs no time of its own."""
+    factor: float = 1.0
+    """By what these times were multiplied: what chains of this placement have taken lately, over what was predicted."""
+
+
 class ChainResult(_Value, frozen=True):
     """What `submit --json` and `result --json` print."""
 
@@ -658,6 +762,11 @@ class ChainResult(_Value, frozen=True):
     """What it was run at."""
     grid: int | None = None
     """The cell in tokens, at exactness "grid"."""
+    predictions: list[Prediction] = []
+    """What `auto` chose from, the least first; of a chain that was told its placement, that one alone. Empty where the
+    engines were not measured."""
+    predicted_ms: float | None = None
+    """Of the placement that was taken: `e2e_ms` is to be compared with it. It knows nothing of the time in the queue."""
 
 
 class ChainSummary(_Value, frozen=True):
@@ -693,6 +802,7 @@ class WorkerStatus(_Value, frozen=True):
     failure: str = ""
     """Why the last one ended, where it was not asked to."""
     scheduler: SchedulerState | None = None
+    figures: EngineFigures | None = None
 
 
 class StoreStatus(_Value, frozen=True):
@@ -754,15 +864,36 @@ class StatusReply(_Tagged, frozen=True):
     refused_frames: dict[str, int] = {}
     """Frames that made no sense or came from strangers, by socket, since the start."""
     python: str = ""
+    """Version of the Python that the daemon and its workers run on."""
     exactness: Exactness = "fast"
     """Of chains that ask for none."""
-    """Version of the Python that the daemon and its workers run on."""
 
 
 class Scored(_Tagged, frozen=True):
     request: int
     logprobs: list[float | None]
     """As in `NextScored`."""
+
+
+class Advice(_Value, frozen=True):
+    """Something that would make a chain faster."""
+
+    text: str
+    """A sentence that says what to change, and why it helps."""
+    saves_ms: float | None = None
+    """What it should save, where the cost model can tell."""
+
+
+class Explained(_Tagged, frozen=True):
+    request: int
+    predictions: list[Prediction]
+    """Every placement that the configured groups allow, the least first."""
+    chosen: Prediction | None
+    """What the submission's mode takes now; None where the engines were not measured."""
+    placement: Placement
+    """The same by name: known without figures too."""
+    why: str
+    advice: list[Advice] = []
 
 
 class ResultReply(_Tagged, frozen=True):
@@ -812,4 +943,6 @@ class ChainEvent(_Tagged, frozen=True):
     data: dict[str, Any] = {}
 
 
-DaemonMessage = Accepted | ErrorReply | Snapshot | ChainList | StatusReply | ResultReply | Scored | Done | ChainEvent
+DaemonMessage = (
+    Accepted | ErrorReply | Snapshot | ChainList | StatusReply | ResultReply | Scored | Explained | Done | ChainEvent
+)

@@ -98,6 +98,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The cell of exactness "grid", in tokens; None: what was measured to be best on the groups' devices."""
     batch_invariant: bool = False
     """Start every engine with vLLM's batch-invariant kernels, which exactness "invariant" takes; they are slow."""
+    calibrate: bool = True
+    """Measure each engine at its first start, for `auto` to predict from; False: `auto` goes by a rule of thumb."""
     slots: _Positive = 256
     """Token logs in the slab: the agents of all running chains together."""
     slot_tokens: _Positive | None = None

@@ -44,6 +44,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether vLLM gets our scheduler, which holds appends to a budget beside decodes."""
     grid_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """The cell of exactness "grid"; None: what was measured to be best on this kind of device."""
+    calibrate: bool = True
+    """Whether the engine is measured at its start, unless it was before: what placements are predicted from."""
     batch_invariant: bool = False
     """Start vLLM with its batch-invariant kernels."""
     engine_args: dict[str, Any] = {}
