@@ -766,7 +766,7 @@ class ChainResult(_Value, frozen=True):
     """What `auto` chose from, the least first; of a chain that was told its placement, that one alone. Empty where the
     engines were not measured."""
     predicted_ms: float | None = None
-    """Of the placement that was taken: `e2e_ms` is to be compared with it. It knows nothing of the time in the queue."""
+    """Of the placement that was taken, to be compared with `e2e_ms`; it knows nothing of the time in the queue."""
 
 
 class ChainSummary(_Value, frozen=True):
