@@ -30,6 +30,8 @@ from pingpong_bus.messages import (
     Drain,
     EngineLimits,
     ErrorReply,
+    Explain,
+    Explained,
     Forget,
     GetResult,
     GetStatus,
@@ -70,6 +72,8 @@ class FakeDaemon:
         """Changes a result before it is kept."""
         self.logprobs: list[float | None] = [-0.5, -0.75]
         """Answers every `Score`."""
+        self.explained = Explained(request=0, predictions=[], chosen=None, placement="serial", why="one device group")
+        """Answers every `Explain`, but for the number."""
         self.edit_status: Callable[[StatusReply], StatusReply] = lambda status: status
         self.drop_events = False
         self.send_frame: Callable[[bytes], None] = lambda frame: None
@@ -161,6 +165,8 @@ class FakeDaemon:
             self._find(request.chain)
             del self.results[request.chain]
             self.send(Done(request=number))
+        elif isinstance(request, Explain):
+            self.send(msgspec.structs.replace(self.explained, request=number))
         elif isinstance(request, Score):
             self.send(Scored(request=number, logprobs=self.logprobs[: len(request.tokens)]))
         elif isinstance(request, ResetCaches | Drain):

@@ -27,6 +27,8 @@ from pingpong_bus.messages import (
     DaemonMessage,
     Done,
     Drain,
+    Explain,
+    Explained,
     Forget,
     GetResult,
     GetStatus,
@@ -148,10 +150,7 @@ class AsyncClient:
             Overloaded: the daemon takes no work now.
             DaemonUnavailable: there is none.
         """
-        # A struct built in Python has not been checked; as JSON it is, like a file.
-        checked = parse_chain(msgspec.json.encode(chain))
-        given = dict(inputs or {})
-        resolve_inputs(checked, given)
+        checked, given = _checked(chain, inputs)
         if key is not None and len(key) > MAX_KEY_CHARACTERS:
             raise DataError(f"the key has {len(key)} characters, the limit is {MAX_KEY_CHARACTERS}.", field="key")
         chosen = secrets.token_hex(16) if key is None else key
@@ -182,6 +181,40 @@ class AsyncClient:
             return accepted.chain
 
         return await self._link.persist(work)
+
+    async def explain(
+        self, chain: Chain, inputs: Mapping[str, str] | None = None, options: SubmitOptions | None = None
+    ) -> Explained:
+        """What each placement of a chain should take now, which would be taken, and what would make it faster.
+
+        The daemon checks and tokenizes the chain as at `submit`, and neither keeps nor runs it.
+
+        Args:
+            inputs: values of the chain's inputs, over its defaults.
+            options: as of `submit`; mode, group and level decide what is taken, the others change nothing.
+
+        Returns:
+            Predictions in ms, the least first, for the load and the prefix caches of the moment. There are none where
+            the engines were not measured.
+
+        Raises:
+            ChainError: the chain or an input is off; found before the daemon is asked.
+            UsageError: the daemon's groups cannot do what the options ask for.
+            Overloaded: the daemon takes no work now.
+            DaemonUnavailable: there is none.
+        """
+        checked, given = _checked(chain, inputs)
+        return await self._ask(
+            lambda number: Explain(
+                request=number,
+                version=PROTOCOL_VERSION,
+                chain=checked,
+                inputs=given,
+                options=options or SubmitOptions(),
+            ),
+            Explained,
+            patient=True,
+        )
 
     async def run(
         self,
@@ -367,6 +400,14 @@ class AsyncClient:
     def _tell_away(self, away: bool) -> None:
         if self.on_away is not None:
             self.on_away(away)
+
+
+def _checked(chain: Chain, inputs: Mapping[str, str] | None) -> tuple[Chain, dict[str, str]]:
+    """A struct built in Python has not been checked; as JSON it is, like a file."""
+    checked = parse_chain(msgspec.json.encode(chain))
+    given = dict(inputs or {})
+    resolve_inputs(checked, given)
+    return checked, given
 
 
 async def _result(connection: Connection, chain: str, *, prompt_ids: bool = False) -> ChainResult:

@@ -9,6 +9,7 @@ from pingpong_bus.messages import (
     ChainResult,
     ChainState,
     ChainSummary,
+    EngineFigures,
     SchedulerState,
     StatusReply,
     StoreStatus,
@@ -46,7 +47,7 @@ def result_table(result: ChainResult, width: int | None = None) -> list[str]:
     headers = ["agent", "worker", "prompt", "cached", "output", "TTFT ms", "total ms", "finish"]
     lines = format_table(headers, rows, right=range(2, 7), width=width)
     notes = [f"{agent.name}: {clean(note, lines=False)}" for agent in result.agents for note in _notes(agent)]
-    return [*lines, *notes, *_attempt_lines(result.agents), _ending(result)]
+    return [*lines, *notes, *_attempt_lines(result.agents), *_predicted_lines(result), _ending(result)]
 
 
 def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width: int | None = None) -> list[str]:
@@ -86,8 +87,10 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
     headers = ["worker", "devices", "state", "pid", "running", "tokens", "RSS MiB"]
     troubles = [trouble for worker in status.workers for trouble in _troubles(worker)]
     steps = [_step_line(worker.name, worker.scheduler) for worker in status.workers if worker.scheduler is not None]
+    figures = [_figures_line(worker.name, worker.figures) for worker in status.workers if worker.figures is not None]
     if width is not None:
         steps = [clip(line, width) for line in steps]
+        figures = [clip(line, width) for line in figures]
     if not rows:
         return [*lines, "no workers yet"]
     table = format_table(headers, rows, right=range(3, 7), width=width)
@@ -95,6 +98,7 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
         *lines,
         *table,
         "running: agents that it works on now; tokens: written since its own start",
+        *figures,
         *steps,
         *troubles,
     ]
@@ -191,6 +195,19 @@ def _step_line(name: str, state: SchedulerState) -> str:
     )
 
 
+def _figures_line(name: str, figures: EngineFigures) -> str:
+    """What a worker's engine was measured to take, alone."""
+    facts = []
+    if figures.decode:
+        facts.append(f"decode {milliseconds(figures.decode[0][1])} ms a token")
+    if figures.prefill:
+        tokens, ms = figures.prefill[-1]
+        facts.append(f"prefill {tokens / ms * 1000:,.0f} tokens/s")
+    if figures.step_p50_ms:
+        facts.append(f"jitter {figures.step_p99_ms / figures.step_p50_ms:.2f} (p99/p50)")
+    return clean(f"{name}: {', '.join(facts) or 'measured'}", lines=False)
+
+
 def _in_table(worker: WorkerStatus) -> bool:
     """Whether its stage is short enough for a column; of one that serves it says nothing."""
     return worker.state == "ready" or len(worker.stage) <= _STAGE_CELLS
@@ -222,6 +239,20 @@ def _store_line(store: StoreStatus) -> str:
     if store.error:
         line += f"; it cannot be written: {store.error}"
     return clean(line, lines=False)
+
+
+def _predicted_lines(result: ChainResult) -> Iterable[str]:
+    """What was predicted, against what it took, and what the next best placement should have taken."""
+    if result.predicted_ms is None:
+        return
+    words = f"predicted {milliseconds(result.predicted_ms)} ms"
+    if result.state == "finished" and result.e2e_ms is not None and result.predicted_ms > 0:
+        words += f", took {milliseconds(result.e2e_ms)} ({result.e2e_ms / result.predicted_ms - 1:+.1%})"
+    others = [each for each in result.predictions if each.placement != result.placement]
+    if others:
+        best = min(others, key=lambda each: each.e2e_ms)
+        words += f"; {best.placement} was predicted to take {milliseconds(best.e2e_ms)} ms"
+    yield words
 
 
 def _ending(result: ChainResult) -> str:

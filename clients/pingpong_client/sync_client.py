@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import DaemonUnavailable
-from pingpong_bus.messages import ChainEvent, ChainResult, StatusReply, SubmitOptions
+from pingpong_bus.messages import ChainEvent, ChainResult, Explained, StatusReply, SubmitOptions
 from pingpong_client.client import PING_S, RECONNECT_S, TIMEOUT_S, AsyncClient, LogProbabilities, Summaries
 from pingpong_client.transport import Transport, ZmqTransport
 
@@ -91,6 +91,12 @@ class Client:
     ) -> str:
         """See `AsyncClient.submit`."""
         return self._do(self._client.submit(chain, inputs, options, follow=follow, key=key))
+
+    def explain(
+        self, chain: Chain, inputs: Mapping[str, str] | None = None, options: SubmitOptions | None = None
+    ) -> Explained:
+        """See `AsyncClient.explain`."""
+        return self._do(self._client.explain(chain, inputs, options))
 
     def run(
         self,

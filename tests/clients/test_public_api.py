@@ -4,6 +4,7 @@ import pingpong_client
 from pingpong_client import __all__ as exported
 
 PROMISED = {
+    "Advice", "BesideFigure", "EngineFigures", "Explained", "Prediction",
     "Agent", "AgentCertificate", "AgentResult", "AsyncClient", "Certificate", "Chain", "ChainError", "ChainEvent",
     "Change", "Comparison", "SchedulerState", "read_certificate", "write_certificate",
     "ChainFailed", "ChainNotFound", "ChainResult", "ChainSummary", "Client", "DaemonUnavailable", "DataError",

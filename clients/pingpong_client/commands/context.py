@@ -13,6 +13,8 @@ from rich.console import Console
 
 from pingpong_client.client import AsyncClient
 
+_WIRE_ONLY = ("type", "request")
+
 
 @dataclass(frozen=True)
 class Context:
@@ -47,6 +49,11 @@ class Context:
     def write_json(self, document: msgspec.Struct | dict[str, object] | list[object]) -> None:
         """Write one JSON document, on one line."""
         self.write(msgspec.json.encode(document).decode())
+
+    def write_reply(self, reply: msgspec.Struct) -> None:
+        """Write a daemon's reply as JSON, without what only the wire needs."""
+        fields = msgspec.to_builtins(reply)
+        self.write_json({name: value for name, value in fields.items() if name not in _WIRE_ONLY})
 
     def note(self, text: str) -> None:
         """Tell the person something that is no result: on standard error, if that is still there."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
-
 from pingpong_client.commands.arguments import add_json
 from pingpong_client.commands.context import Context
 from pingpong_client.report import status_lines
 
 HELP = "show the daemon, its workers and slots"
-_WIRE_ONLY = ("type", "request")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +21,7 @@ async def run(context: Context) -> int:
         # What queued chains wait for is in their list alone.
         chains = await client.list() if status.chains.get("queued") and not context.args.json else []
     if context.args.json:
-        fields = msgspec.to_builtins(status)
-        context.write_json({name: value for name, value in fields.items() if name not in _WIRE_ONLY})
+        context.write_reply(status)
     else:
         context.write(*status_lines(status, chains, context.width))
     return 0

@@ -7,7 +7,7 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
-from pingpong_bus.chain import MAX_CHAIN_BYTES, resolve_inputs
+from pingpong_bus.chain import MAX_CHAIN_BYTES, Chain, resolve_inputs
 from pingpong_bus.errors import ChainError, PingpongError, UsageError
 from pingpong_bus.messages import SubmitOptions
 from pingpong_client.chain_file import load_chain, parse_inputs, read_file
@@ -24,6 +24,7 @@ from pingpong_client.commands.arguments import (
 )
 from pingpong_client.commands.context import Context
 from pingpong_client.commands.showing import show_chain, tell_absence
+from pingpong_client.explained_table import explained_lines
 from pingpong_client.jobs import Job, parse_jobs, run_jobs
 from pingpong_client.progress import ChainProgress
 
@@ -43,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--deadline", metavar="SECONDS", type=deadline, help="the chain fails if it has not finished by then"
+    )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="run nothing: show what each placement should take now, which would be taken, and what would make the "
+        "chain faster",
     )
     parser.add_argument("--detach", action="store_true", help="print the chain's id and return")
     parser.add_argument(
@@ -71,6 +78,8 @@ async def run(context: Context) -> int:
         deadline_s=args.deadline,
         exactness=args.exactness,
     )
+    if args.explain:
+        _check_nothing_runs(args)
     given = parse_inputs(args.input)
     if args.jsonl is not None:
         if args.chain is not None or args.detach:
@@ -82,6 +91,8 @@ async def run(context: Context) -> int:
         raise UsageError("--detach goes with neither --json nor --cancel-on-exit.", hint="Leave one of them out.")
     chain = load_chain(args.chain, stdin=context.stdin)
     resolve_inputs(chain, given)
+    if args.explain:
+        return await _explain(context, chain, given, options)
     async with context.connect() as client:
         tell_absence(context, client)
         chain_id = await client.submit(chain, given, options, follow=not args.detach)
@@ -93,6 +104,29 @@ async def run(context: Context) -> int:
         except (asyncio.CancelledError, BrokenPipeError):
             await _leave(context, client, {chain_id})
             raise
+
+
+def _check_nothing_runs(args: argparse.Namespace) -> None:
+    given = {
+        "--jsonl": args.jsonl is not None,
+        "--detach": args.detach,
+        "--cancel-on-exit": args.cancel_on_exit,
+        "--priority": args.priority != 0,
+        "--deadline": args.deadline is not None,
+    }
+    named = " and ".join(option for option, there in given.items() if there)
+    if named:
+        raise UsageError(f"--explain runs nothing, so it does not go with {named}.", hint="Leave one of them out.")
+
+
+async def _explain(context: Context, chain: Chain, given: dict[str, str], options: SubmitOptions) -> int:
+    async with context.connect() as client:
+        explained = await client.explain(chain, given, options)
+    if context.args.json:
+        context.write_reply(explained)
+    else:
+        context.write(*explained_lines(explained, context.width))
+    return 0
 
 
 async def _run_many(context: Context, jobs: list[Job], options: SubmitOptions) -> int:

@@ -1,0 +1,99 @@
+"""What placements of a chain should take, as text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from pingpong_bus.messages import Advice, Explained, Prediction
+from pingpong_client.table import clean, format_table, milliseconds
+
+LINE_CELLS = 80
+"""Of output that is piped."""
+MOST_ROWS = 20
+"""A daemon of many groups has as many placements; the least are shown, and the one that is taken."""
+
+_LEGEND = (
+    "E2E: prefill that nothing hides, decode and wait; hidden: prefill beside decodes",
+    "factor: actual over predicted of late, which the times are multiplied by",
+)
+
+
+def explained_lines(explained: Explained, width: int | None = None) -> list[str]:
+    """Predictions, the choice and why, then the advice.
+
+    Args:
+        width: cells that a line may take; None: 80.
+    """
+    cells = width or LINE_CELLS
+    lines = list(_prediction_lines(explained, cells)) if explained.predictions else []
+    lines += ["", *_wrapped(_choice(explained), cells)]
+    if explained.advice:
+        lines += ["", "What would make it faster:"]
+        lines += [line for advice in explained.advice for line in _wrapped(_words(advice), cells, bullet="- ")]
+    return lines if explained.predictions else lines[1:]
+
+
+def _prediction_lines(explained: Explained, width: int) -> Iterable[str]:
+    chosen = explained.chosen
+    shown = [
+        prediction for rank, prediction in enumerate(explained.predictions) if rank < MOST_ROWS or prediction == chosen
+    ]
+    if chosen is not None and chosen not in shown:
+        shown.append(chosen)
+    headers = ["", "placement", "groups", "E2E ms", "prefill", "decode", "wait", "hidden", "factor"]
+    rows = [_row(prediction, taken=prediction == chosen) for prediction in shown]
+    yield from format_table(headers, rows, right=range(3, 9), width=width)
+    if left := len(explained.predictions) - len(shown):
+        yield f"and {left:,} more, which take longer; --json has them all"
+    yield from _LEGEND
+
+
+def _row(prediction: Prediction, *, taken: bool) -> list[str]:
+    times = (
+        prediction.e2e_ms,
+        prediction.prefill_ms,
+        prediction.decode_ms,
+        prediction.wait_ms,
+        prediction.hidden_ms,
+    )
+    return [
+        "*" if taken else "",
+        prediction.placement,
+        _group_names(prediction.groups),
+        *(milliseconds(time) for time in times),
+        f"{prediction.factor:.2f}",
+    ]
+
+
+def _group_names(groups: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(groups))
+
+
+def _choice(explained: Explained) -> str:
+    if explained.chosen is not None:
+        chosen = explained.chosen
+        return f"* {chosen.placement} on {_group_names(chosen.groups)} would be taken: {explained.why}."
+    if explained.predictions:
+        return f"{explained.placement} would be taken: {explained.why}."
+    return (
+        f"No times are known, for the engines were not measured: the daemon has `calibrate = false`, or they have "
+        f"not started yet. By rule of thumb, {explained.placement} would be taken: {explained.why}."
+    )
+
+
+def _words(advice: Advice) -> str:
+    if advice.saves_ms is None:
+        return advice.text
+    return f"{advice.text} It should save about {milliseconds(advice.saves_ms)} ms."
+
+
+def _wrapped(text: str, width: int, *, bullet: str = "") -> list[str]:
+    return textwrap.wrap(
+        clean(text, lines=False),
+        width,
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
