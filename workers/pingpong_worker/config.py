@@ -10,7 +10,10 @@ from pingpong_bus.messages import SessionKind
 
 
 class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The timing model of the simulated engine: a step takes g(rows) + b * sum(tokens * context)."""
+    """The timing model of the simulated engine: a step takes g(rows) + b * sum(tokens * context).
+
+    `benchmarks/h200_simulated.toml` has numbers that were measured on a GPU.
+    """
 
     max_model_len: int = 4096
     vocabulary_size: int = 4096
@@ -22,10 +25,21 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """A step's fixed part."""
     row_us: float = 20.0
     """Per token in the step."""
+    step_rows: list[tuple[int, float]] = []
+    """Tokens in a step, rising, and its ms before what their contexts cost: a table in place of `step_ms` and `row_us`,
+    for devices that compute in tiles. Between two entries the ms are a line, which goes on behind the last."""
     context_ns: float = 0.0
     """Per token of the step and token of its context."""
+    decode_context_ns: float | None = None
+    """The same of a token that is decoded, which reads its whole context from memory; None: `context_ns`."""
+    request_ms: float = 0.0
+    """From a request's arrival until a step can take it, while other steps go on: its way through the engine's host."""
+    request_us: float = 0.0
+    """The same, per token of its prompt."""
     start_ms: float = 0.0
     """How long loading takes."""
+    time_scale: float = 1.0
+    """All of these times are so many times as long: for machines too small to simulate many engines in real time."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

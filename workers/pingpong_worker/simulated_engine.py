@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -40,8 +41,33 @@ _GRID_TOKENS = 256
 """The cell that it offers, where a step can hold one; the whole blocks that a step can hold where it cannot."""
 
 
-class _Child:
-    """The child process and its pipes."""
+class Model(Protocol):
+    """Who computes: takes commands and gives replies."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Hand a command over, without waiting."""
+        ...
+
+    async def receive(self) -> list[Reply]:
+        """The next replies.
+
+        Raises:
+            EngineLost: it has ended.
+        """
+        ...
+
+    async def end(self) -> None:
+        """End it; returns once it has ended."""
+        ...
+
+
+class ModelProcess:
+    """A `Model` in a child process, and its pipes."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
@@ -51,7 +77,8 @@ class _Child:
         self._stdout = stdout
 
     @classmethod
-    async def start(cls) -> _Child:
+    async def start(cls) -> ModelProcess:
+        """Start the process."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -64,13 +91,23 @@ class _Child:
         assert process.stdout is not None  # noqa: S101
         return cls(process, process.stdin, process.stdout)
 
+    @property
+    def pid(self) -> int:
+        """See `Model`."""
+        return self.process.pid
+
     def send(self, command: Command) -> None:
+        """See `Model`."""
         if not self._stdin.is_closing():
             self._stdin.write(frame(command))
 
     async def receive(self) -> list[Reply]:
-        length = int.from_bytes(await self._stdout.readexactly(LENGTH_BYTES), "little")
-        return _DECODER.decode(await self._stdout.readexactly(length))
+        """See `Model`."""
+        try:
+            length = int.from_bytes(await self._stdout.readexactly(LENGTH_BYTES), "little")
+            return _DECODER.decode(await self._stdout.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise EngineLost(f"the engine's process ended with code {await self.process.wait()}.") from None
 
     async def end(self) -> None:
         """Close its input, upon which it ends."""
@@ -85,11 +122,16 @@ class _Child:
 class SimulatedEngine:
     """Speaks the `Engine` protocol; the model's child process dies with this one."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, start_model: Callable[[], Awaitable[Model]] = ModelProcess.start) -> None:
+        """Args:
+        config: of the worker.
+        start_model: starts the model; by default in a child process, as a real engine's.
+        """
         self._config = config
         self._settings = config.simulated
         self._default_kind: SessionKind = config.session
-        self._child: _Child | None = None
+        self._start_model = start_model
+        self._model: Model | None = None
         self._reader: asyncio.Task[None] | None = None
         self._inboxes: dict[str, Inbox] = {}
         self._started = asyncio.Event()
@@ -122,7 +164,7 @@ class SimulatedEngine:
     @property
     def pid(self) -> int | None:
         """The child process, once started."""
-        return self._child.process.pid if self._child else None
+        return self._model.pid if self._model else None
 
     async def start(self) -> None:
         """Start the child process and wait until it serves.
@@ -132,8 +174,8 @@ class SimulatedEngine:
             EngineError: the child ended.
         """
         check_settings(self._settings)
-        self._child = child = await _Child.start()
-        self._reader = asyncio.create_task(self._read(child))
+        self._model = model = await self._start_model()
+        self._reader = asyncio.create_task(self._read(model))
         self._send(Configure(self._settings, self._config.decode_first))
         await self._started.wait()
         await self.check()
@@ -178,8 +220,8 @@ class SimulatedEngine:
 
     async def shutdown(self) -> None:
         """End the child process; safe to call twice."""
-        if self._child is not None and self._reader is not None:
-            await self._child.end()
+        if self._model is not None and self._reader is not None:
+            await self._model.end()
             await self._reader
 
     def submit(self, chunk: Chunk, inbox: Inbox) -> None:
@@ -214,18 +256,18 @@ class SimulatedEngine:
             raise EngineError(f"a grid of {grid} tokens cannot be held: {refusal}.")
 
     def _send(self, command: Command) -> None:
-        if self._child is None:
+        if self._model is None:
             raise EngineLost("the engine is not running.")
-        self._child.send(command)
+        self._model.send(command)
 
-    async def _read(self, child: _Child) -> None:
-        """Hand replies to their requests until the child ends."""
+    async def _read(self, model: Model) -> None:
+        """Hand replies to their requests until the model ends."""
         try:
             while True:
-                for reply in await child.receive():
+                for reply in await model.receive():
                     self._deliver(reply)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            self._fail(EngineLost(f"the engine's process ended with code {await child.process.wait()}."))
+        except EngineLost as error:
+            self._fail(error)
 
     def _deliver(self, reply: Reply) -> None:
         match reply:
@@ -291,6 +333,13 @@ def check_settings(settings: SimulatedSettings) -> None:
             field="simulated.vocabulary_size",
             hint=f"The simulated tokenizer needs more than {EOS}.",
         )
-    for name in ("step_ms", "row_us", "context_ns", "start_ms"):
-        if getattr(settings, name) < 0:
+    for name in ("step_ms", "row_us", "context_ns", "decode_context_ns", "request_ms", "request_us", "start_ms"):
+        if (getattr(settings, name) or 0.0) < 0:
             raise ConfigError(f"{getattr(settings, name)} is below 0.", field=f"simulated.{name}")
+    if settings.time_scale <= 0:
+        raise ConfigError(f"{settings.time_scale} is not above 0.", field="simulated.time_scale")
+    if settings.decode_context_ns is not None and settings.context_ns == 0:
+        raise ConfigError("it takes a context_ns above 0.", field="simulated.decode_context_ns")
+    rows = [rows for rows, _ in settings.step_rows]
+    if rows != sorted(set(rows)) or any(ms < 0 for _, ms in settings.step_rows):
+        raise ConfigError("its rows have to rise, and no ms may be below 0.", field="simulated.step_rows")

@@ -14,6 +14,7 @@ from typing import NoReturn
 import msgspec
 
 from pingpong_worker.parent_death import die_with_parent
+from pingpong_worker.simulated_arrivals import Arrivals
 from pingpong_worker.simulated_messages import (
     LENGTH_BYTES,
     Abort,
@@ -28,6 +29,7 @@ from pingpong_worker.simulated_messages import (
     frame,
 )
 from pingpong_worker.simulated_scheduler import SimulatedScheduler
+from pingpong_worker.simulated_timing import TimingModel
 
 _STDIN, _STDOUT = 0, 1
 _DECODER = msgspec.msgpack.Decoder(Command)
@@ -67,7 +69,8 @@ class SimulatedModel:
     def __init__(self, pipe: CommandPipe) -> None:
         self._pipe = pipe
         setup = self._configure()
-        time.sleep(setup.settings.start_ms * 1e-3)
+        time.sleep(setup.settings.start_ms * 1e-3 * setup.settings.time_scale)
+        self._arrivals = Arrivals(TimingModel(setup.settings))
         self._scheduler = SimulatedScheduler(setup.settings, decode_first=setup.decode_first)
         self._send([Started()])
 
@@ -77,7 +80,7 @@ class SimulatedModel:
             self._take(0)
             step = self._scheduler.plan()
             if step is None:
-                self._take(None)
+                self._take(self._arrivals.wait_s(time.monotonic()))
                 continue
             end = time.monotonic() + step.duration_s
             while (left := end - time.monotonic()) > 0:
@@ -98,14 +101,17 @@ class SimulatedModel:
         for command in self._pipe.receive(timeout_s):
             match command:
                 case Chunk():
-                    self._scheduler.add(command)
+                    self._arrivals.add(command, time.monotonic())
                 case Abort(request):
+                    self._arrivals.drop(request)
                     self._scheduler.abort(request)
                 case ResetCache():
                     self._scheduler.reset_prefix_cache()
                     self._send([CacheReset()])
                 case Configure():
                     raise ValueError("configured twice")
+        for chunk in self._arrivals.take(time.monotonic()):
+            self._scheduler.add(chunk)
 
     def _send(self, replies: list[Reply]) -> None:
         view = memoryview(frame(replies))

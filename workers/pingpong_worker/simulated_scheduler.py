@@ -22,7 +22,6 @@ from pingpong_worker.simulated_cache import PrefixCache
 from pingpong_worker.simulated_messages import Chunk, Computed, Reply, Sampled
 from pingpong_worker.simulated_request import EOS, Request
 from pingpong_worker.simulated_timing import TimingModel
-from pingpong_worker.step_prices import attention_work
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -148,7 +147,7 @@ class SimulatedScheduler:
         paces = [request.pace for request, _ in decodes] or [DecodePace()]
         return StepView(
             decodes=len(decodes),
-            decode_work=_work(decodes),
+            decode_work=self._work(decodes),
             target_ratio=min(pace.itl_ratio for pace in paces),
             target_ms=min((pace.itl_target_ms for pace in paces if pace.itl_target_ms is not None), default=None),
             append_tokens=sum(one.left for one in appends),
@@ -200,7 +199,10 @@ class SimulatedScheduler:
         return True
 
     def _duration(self, rows: list[tuple[Request, int]]) -> float:
-        return self._timing.price(sum(tokens for _, tokens in rows), _work(rows), "beside")
+        return self._timing.price(sum(tokens for _, tokens in rows), self._work(rows), "beside")
+
+    def _work(self, rows: Sequence[tuple[Request, int]]) -> float:
+        return sum(self._timing.work(request.computed, tokens, decode=request.outputs > 0) for request, tokens in rows)
 
     def _compute(self, request: Request, tokens: int) -> None:
         size = self._settings.block_size
@@ -233,7 +235,3 @@ class SimulatedScheduler:
             self._free_blocks += request.reserved_blocks
         else:
             self._waiting.remove(request)
-
-
-def _work(rows: Sequence[tuple[Request, int]]) -> float:
-    return sum(attention_work(request.computed, tokens) for request, tokens in rows)
