@@ -24,9 +24,9 @@ from typing import Any, Literal
 import msgspec
 
 from pingpong_bus.chain import Chain
-from pingpong_bus.errors import DataError
 from pingpong_worker.model_store import resolve_model
 from pingpongd.config import DaemonConfig, load_config
+from presend import presend_ids
 from profiles import PROFILES, ids_chain
 
 BareMode = Literal["serial", "ping-pong"]
@@ -56,19 +56,7 @@ def bare_agents(chain: Chain) -> list[BareAgent]:
     Raises:
         DataError: it is no simple chain given as `prompt_ids`.
     """
-    found: list[BareAgent] = []
-    for agent in chain.agents:
-        ids: list[list[int]] = [[]]
-        for item in agent.prompt_ids or []:
-            if isinstance(item, int):
-                ids[-1].append(item)
-            else:
-                ids.append([])
-        if not agent.prompt_ids or len(ids) != (2 if found else 1):
-            raise DataError(f"{agent.name} is not made of ids around one upstream's output.")
-        prefix, suffix = (ids[0], ids[1]) if found else (ids[0], [])
-        found.append(BareAgent(prefix, suffix, agent.max_tokens))
-    return found
+    return [BareAgent(one.prefix, one.suffix, one.agent.max_tokens) for one in presend_ids(chain)]
 
 
 class _Hop:

@@ -20,13 +20,28 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
+from typing import get_args
 
+import msgspec
+
+from chain_runner import ChainRunner
 from connecting import add_daemon_arguments, connection
-from harness import LEVELS, Harness, check_ready, chosen_levels, chosen_modes
+from figures import baseline, comparable, exactness, measured
+from harness import LEVELS, Harness, check_ready, chosen_levels, chosen_ways
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import NotEqual, PingpongError, UsageError
-from profiles import PROFILES, Profile, ids_chain, text_chain, with_forced_length, with_sampling
-from report import comparable, exactness, measured, render
+from profiles import (
+    PROFILES,
+    Document,
+    Profile,
+    Shape,
+    described,
+    ids_chain,
+    text_chain,
+    with_forced_length,
+    with_sampling,
+)
+from report import render
 from runs import RUN_MODES, Run, read_runs
 
 
@@ -40,11 +55,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prefix", type=int, help="tokens of each agent's own text, over the profile's")
     parser.add_argument("--output", type=int, help="tokens that each agent writes, the last one a quarter")
     parser.add_argument("--agents", type=int, help="number of agents, over the profile's")
+    parser.add_argument("--shape", choices=get_args(Shape), default="line", help="who reads whom: see profiles.py")
+    parser.add_argument("--document", choices=get_args(Document), default="none", help="all share it; by the role text")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--warmup-runs", type=int, default=1)
     parser.add_argument(
         "--modes",
-        help=f"of {', '.join(RUN_MODES)}; comma-separated (default: serial,ping-pong,presend; the last if possible)",
+        help=f"of {', '.join(RUN_MODES)}; comma-separated, and some with a group, such as overlap@gpu0 "
+        "(default: serial,ping-pong,presend; the last if possible)",
     )
     parser.add_argument(
         "--exactness",
@@ -89,34 +107,35 @@ def build_chain(options: argparse.Namespace, vocabulary: int) -> Chain:
 
 def shaped(profile: Profile, options: argparse.Namespace) -> Profile:
     """The profile with what the command line changes, and then named for its shape."""
-    if not (options.prefix or options.output or options.agents):
+    if not (
+        options.prefix or options.output or options.agents or options.shape != "line" or options.document != "none"
+    ):
         return profile
-    prefix, output, agents = (
-        options.prefix or profile.prefix,
-        options.output or profile.output,
-        options.agents or profile.agents,
+    changed = msgspec.structs.replace(
+        profile,
+        prefix=options.prefix or profile.prefix,
+        output=options.output or profile.output,
+        last_output=max(1, options.output // 4) if options.output else profile.last_output,
+        agents=options.agents or profile.agents,
+        shape=options.shape,
+        document=options.document,
     )
-    return Profile(
-        name=f"{agents} agents, prefix {prefix}, output {output}",
-        prefix=prefix,
-        output=output,
-        last_output=max(1, output // 4) if options.output else profile.last_output,
-        agents=agents,
-        suffix=profile.suffix,
-    )
+    return msgspec.structs.replace(changed, name=described(changed))
 
 
 async def measure(options: argparse.Namespace) -> list[Run]:
     """Connect, run everything and return the runs."""
     if options.modes is not None:
-        chosen_modes(options.modes)
+        chosen_ways(options.modes)
     if options.exactness is not None:
         chosen_levels(options.exactness)
     async with connection(options) as client:
         status = await client.status()
         check_ready(status)
         vocabulary = min(worker.limits.vocabulary_size for worker in status.workers if worker.limits)
-        return await Harness(client, options, build_chain(options, vocabulary), status).run_all()
+        chain = build_chain(options, vocabulary)
+        async with ChainRunner(client, status) as runner:
+            return await Harness(runner, options, chain).run_all()
 
 
 def main() -> int:
@@ -136,10 +155,10 @@ def main() -> int:
 def all_equal(runs: list[Run]) -> bool:
     """Whether every run equals the serial run that it is compared with."""
     results = [
-        exactness(by_mode["serial"], found)
-        for by_mode in map(measured, comparable(runs))
-        if "serial" in by_mode
-        for found in by_mode.values()
+        exactness(reference, found)
+        for by_row in map(measured, comparable(runs))
+        for row, found in by_row.items()
+        if (reference := baseline(by_row, row))
     ]
     return all(result.exact == result.compared for result in results)
 

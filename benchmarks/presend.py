@@ -59,6 +59,28 @@ def presend_agents(chain: Chain, serial: ChainResult) -> list[PresendAgent]:
     return agents
 
 
+def presend_ids(chain: Chain) -> list[PresendAgent]:
+    """Take a chain of token ids apart at the upstreams' outputs.
+
+    Raises:
+        DataError: an agent is not given as ids, or does not read just the output of the one before, once.
+    """
+    agents: list[PresendAgent] = []
+    for index, agent in enumerate(chain.agents):
+        parts: list[list[int]] = [[]]
+        for item in agent.prompt_ids or []:
+            if isinstance(item, int):
+                parts[-1].append(item)
+            else:
+                parts.append([])
+        if not agent.prompt_ids or upstreams(chain, index) != ([index - 1] if index else []):
+            raise DataError(f"presend wants a simple chain; {agent.name} reads other agents than the one before.")
+        if len(parts) != (2 if index else 1):
+            raise DataError(f"presend cannot find the upstream's output in the prompt of {agent.name} just once.")
+        agents.append(PresendAgent(agent, parts[0], parts[1] if index else []))
+    return agents
+
+
 async def run_presend(
     client: AsyncClient, agents: Sequence[PresendAgent], groups: Sequence[str], exactness: Exactness | None = None
 ) -> ChainResult:

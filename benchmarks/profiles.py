@@ -4,29 +4,61 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from pingpong_bus.chain import Agent, Chain, parse_chain
+from pingpong_bus.chain import Agent, Chain, parse_chain, upstreams
 
 VARYING_TOKENS = 16
-"""At the end of the first agent's ids: what would differ from request to request, such as a question."""
+"""At the end of the ids of agents that read no other: what would differ from request to request, such as a question."""
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "five_agents.json"
 
 
+Shape = Literal["line", "fan-in", "diamond"]
+Document = Literal["none", "before", "after"]
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a chain in which each agent reads its prefix, the whole output of the one before, and its suffix."""
+    """The shape of a chain in which each agent reads its own text, outputs of earlier ones, and its suffix."""
 
     name: str
     prefix: int
-    """Tokens of each agent's own text."""
+    """Tokens of each agent's own text, or of the document that all share."""
     output: int
     """Tokens that each agent but the last writes."""
     last_output: int
     agents: int = 5
     suffix: int = 16
-    """Tokens after the upstream's output."""
+    """Tokens after the upstreams' outputs."""
+    shape: Shape = "line"
+    """Who reads whom. "line": each the one before. "fan-in": the last reads all others, which read nothing.
+    "diamond": all but the first and the last read the first, and the last reads them."""
+    document: Document = "none"
+    """Whether `prefix` is one document, the same for all agents, and stands before or after a role text of each one's
+    own. Only before it, what one agent has computed serves the others."""
+    role: int = 64
+    """Tokens of each agent's role text, where there is a document."""
+
+    def reads(self, index: int) -> list[int]:
+        """The agents that one reads."""
+        if self.shape == "line" or index == 0:
+            return [index - 1] if index else []
+        if self.shape == "fan-in":
+            return list(range(index)) if index == self.agents - 1 else []
+        return list(range(1, index)) or [0] if index == self.agents - 1 else [0]
+
+
+def described(profile: Profile) -> str:
+    """A name that says what the shape is."""
+    kind = "" if profile.shape == "line" else f"{profile.shape} of "
+    own = {
+        "none": f"prefix {profile.prefix}",
+        "before": f"document {profile.prefix} before the role",
+        "after": f"document {profile.prefix} after the role",
+    }[profile.document]
+    return f"{kind}{profile.agents} agents, {own}, output {profile.output}"
 
 
 PROFILES = {
@@ -53,13 +85,19 @@ def ids_chain(profile: Profile, *, seed: int = 0, vocabulary: int = 40_000) -> C
     def ids(count: int) -> list[int]:
         return [draw.randrange(100, vocabulary) for _ in range(count)]
 
+    document = ids(profile.prefix) if profile.document != "none" else []
     agents = []
     for index in range(profile.agents):
-        upstream = [f"{{{{agent{index - 1}}}}}"] if index else []
+        if profile.document == "none":
+            own = ids(profile.prefix)
+        else:
+            role = ids(profile.role)
+            own = [*document, *role] if profile.document == "before" else [*role, *document]
+        read = [f"{{{{agent{upstream}}}}}" for upstream in profile.reads(index)]
         agents.append(
             Agent(
                 name=f"agent{index}",
-                prompt_ids=[*ids(profile.prefix), *upstream, *ids(profile.suffix)],
+                prompt_ids=[*own, *read, *ids(profile.suffix)],
                 max_tokens=profile.output if index < profile.agents - 1 else profile.last_output,
                 ignore_eos=True,
             )
@@ -93,13 +131,19 @@ def with_sampling(chain: Chain, *, temperature: float, seed: int) -> Chain:
 def filling_chain(chain: Chain) -> Chain:
     """What fills prefix caches with the chain's static text and no more: every agent writes one token.
 
-    Ids of the first agent end otherwise; given as text, all of its prompt is static.
+    Ids of agents that read no other end otherwise; given as text, all of such a prompt is static.
     """
-    first, *others = _with_agents(with_forced_length(chain), max_tokens=1).agents
-    if first.prompt_ids:
-        static, varying = first.prompt_ids[:-VARYING_TOKENS], first.prompt_ids[-VARYING_TOKENS:]
-        first = msgspec.structs.replace(first, prompt_ids=[*static, *varying[::-1]])
-    return msgspec.structs.replace(chain, agents=[first, *others])
+    filling = _with_agents(with_forced_length(chain), max_tokens=1)
+    agents = [agent if upstreams(chain, at) else _asked_otherwise(agent) for at, agent in enumerate(filling.agents)]
+    return msgspec.structs.replace(filling, agents=agents)
+
+
+def _asked_otherwise(agent: Agent) -> Agent:
+    """The agent with the varying end of its ids turned round."""
+    if not agent.prompt_ids:
+        return agent
+    static, varying = agent.prompt_ids[:-VARYING_TOKENS], agent.prompt_ids[-VARYING_TOKENS:]
+    return msgspec.structs.replace(agent, prompt_ids=[*static, *varying[::-1]])
 
 
 def _with_agents(chain: Chain, **changes: object) -> Chain:

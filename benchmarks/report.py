@@ -1,110 +1,29 @@
-"""What a set of runs says, as numbers and as Markdown. Pure: runs in, text out."""
+"""What a set of runs says, as Markdown. Pure: runs in, text out; the numbers are those of `figures.py`."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from pingpong_bus.messages import AgentResult
-from runs import RUN_MODES, Run
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """A sample's mean, median, least and greatest."""
-
-    mean: float
-    median: float
-    least: float
-    greatest: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.fmean(values), statistics.median(values), min(values), max(values))
-
-
-class Exactness(msgspec.Struct, frozen=True):
-    """In how many runs prompts and outputs equal those of the serial run of the same index."""
-
-    exact: int
-    compared: int
-    first_difference: str = ""
-    """Run, agent and what differs first; empty where all are equal."""
-
-
-def measured(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs by mode, warm-up left out, in the order in which reports show modes."""
-    kept = [run for run in runs if not run.warmup]
-    return {mode: found for mode in RUN_MODES if (found := [run for run in kept if run.mode == mode])}
-
-
-def saved_percent(baseline_ms: float, ms: float) -> float:
-    """How much less time than the baseline, in percent; negative where it is more."""
-    return 100 * (1 - ms / baseline_ms)
-
-
-def median_ttft_ms(runs: Sequence[Run]) -> list[float]:
-    """Of each agent, the median over the runs."""
-    return [statistics.median(_ttft(run.result.agents[at]) for run in runs) for at in range(_agents(runs))]
-
-
-def median_total_ms(runs: Sequence[Run]) -> list[float]:
-    """Of each agent, ready to last token: the median over the runs."""
-    return [statistics.median(run.result.agents[at].total_ms or 0.0 for run in runs) for at in range(_agents(runs))]
-
-
-def decode_step_ms(runs: Sequence[Run]) -> float:
-    """The median time between two tokens of an agent, over all agents with more than one."""
-    steps = [
-        ((agent.total_ms or 0.0) - _ttft(agent)) / (agent.output_tokens - 1)
-        for run in runs
-        for agent in run.result.agents
-        if agent.output_tokens > 1
-    ]
-    return statistics.median(steps)
-
-
-def downstream_ttft_ratio(serial: Sequence[Run], other: Sequence[Run]) -> float:
-    """Downstream agents' TTFT as a share of the serial one: sums of medians, the first agent left out."""
-    return sum(median_ttft_ms(other)[1:]) / sum(median_ttft_ms(serial)[1:])
-
-
-def hidden_share(serial: Sequence[Run], other: Sequence[Run]) -> float | None:
-    """Hidden ÷ hideable TTFT of the downstream agents; None where less than a decode step an agent is hideable.
-
-    Hideable is all of the serial TTFT but one decode step, for the first token still has to be decoded once the
-    upstream's last token is known. Where the caches hold nearly everything, what is left is noise.
-    """
-    step = decode_step_ms(serial)
-    before, after = median_ttft_ms(serial)[1:], median_ttft_ms(other)[1:]
-    hideable = sum(before) - step * len(before)
-    return None if hideable < step * len(before) else (sum(before) - sum(after)) / hideable
-
-
-def exactness(reference: Sequence[Run], runs: Sequence[Run]) -> Exactness:
-    """Compare runs with the reference run of their index; with the first one where they are the reference themselves.
-
-    Prompts are compared by the digest of the ids that the engine was given, outputs id by id.
-    """
-    itself = reference is runs or list(reference) == list(runs)
-    by_index = {run.index: reference[0] if itself else run for run in reference}
-    compared = [run for run in (runs[1:] if itself else runs) if run.index in by_index]
-    differences = [text for run in compared if (text := difference(by_index[run.index], run))]
-    return Exactness(len(compared) - len(differences), len(compared), differences[0] if differences else "")
-
-
-def difference(reference: Run, run: Run) -> str:
-    """The first thing in which a run differs from another, or an empty string."""
-    for old, new in zip(reference.result.agents, run.result.agents, strict=True):
-        if old.prompt_digest != new.prompt_digest:
-            return f"run {run.index}, {new.name}: other prompt ids"
-        if old.output_ids != new.output_ids:
-            pairs = zip(old.output_ids, new.output_ids, strict=False)
-            at = next((at for at, (a, b) in enumerate(pairs) if a != b), min(old.output_tokens, new.output_tokens))
-            return f"run {run.index}, {new.name}: output ids differ from token {at} on"
-    return ""
+from figures import (
+    Rows,
+    Spread,
+    baseline,
+    comparable,
+    decode_slowdown,
+    decode_step_ms,
+    downstream,
+    downstream_ttft_ratio,
+    exactness,
+    hidden_share,
+    inter_token,
+    measured,
+    median_total_ms,
+    median_ttft_ms,
+    saved_percent,
+)
+from runs import Run, row_name
 
 
 def render(runs: Sequence[Run]) -> str:
@@ -112,29 +31,9 @@ def render(runs: Sequence[Run]) -> str:
     return "\n".join(_section(some) for some in comparable(runs))
 
 
-def comparable(runs: Iterable[Run]) -> list[list[Run]]:
-    """The runs in sets of the same conditions, whatever files they come from: one chain and its options, run by one
-    commit with the same engines on the same machine. Only the mode differs within a set.
-    """
-    sets: dict[bytes, list[Run]] = {}
-    for run in runs:
-        sets.setdefault(_conditions(run), []).append(run)
-    return list(sets.values())
-
-
-def _conditions(run: Run) -> bytes:
-    known = run.provenance
-    fields = ("group", "devices", "engine", "model", "dtype")
-    engines = [[engine.get(field) for field in fields] for engine in known.get("engines", [])]
-    made_with = [known.get(key) for key in ("commit", "dirty", "machine")]
-    chain = [run.profile, run.max_tokens, run.forced_lengths, run.temperature, run.seed]
-    level = [run.exactness, run.result.grid]
-    return msgspec.json.encode([chain, level, run.cache, run.session, run.append_tokens, engines, made_with])
-
-
 def _section(runs: Sequence[Run]) -> str:
-    by_mode = measured(runs)
-    if not by_mode:
+    rows = measured(runs)
+    if not rows:
         return "No measured runs.\n"
     some = runs[0]
     sampling = f"temperature {some.temperature:g}, seed {some.seed}" if some.temperature else "greedy"
@@ -146,7 +45,7 @@ def _section(runs: Sequence[Run]) -> str:
     if some.forced_lengths:
         title.append("forced lengths")
     lines = [f"## {', '.join(title)}", ""]
-    lines += _machine(some) + _end_to_end(by_mode) + _agents_table(by_mode) + _findings(by_mode)
+    lines += _machine(some) + _end_to_end(rows) + _agents_table(rows) + _inter_token_table(rows) + _findings(rows)
     return "\n".join(lines) + "\n"
 
 
@@ -165,27 +64,24 @@ def _machine(run: Run) -> list[str]:
     return ["; ".join(facts) + ".", ""] if facts else []
 
 
-def _end_to_end(by_mode: dict[str, list[Run]]) -> list[str]:
-    serial = by_mode.get("serial")
-    lines = ["| E2E, ms | runs | mean | median | min | max | saved (medians) |", "|---|--:|--:|--:|--:|--:|--:|"]
-    for mode, runs in by_mode.items():
+def _end_to_end(rows: Rows) -> list[str]:
+    lines = [
+        "| E2E, ms | runs | mean | median | min | max | saved (medians) | against |",
+        "|---|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for row, runs in rows.items():
         spread = Spread.of([run.e2e_ms for run in runs])
         saved = "-"
-        if serial and mode != "serial":
-            saved = f"{saved_percent(statistics.median(run.e2e_ms for run in serial), spread.median):.1f} %"
+        if (reference := baseline(rows, row)) and reference is not runs:
+            saved = f"{saved_percent(statistics.median(run.e2e_ms for run in reference), spread.median):.1f} %"
         lines.append(
-            f"| {mode} | {len(runs)} | {spread.mean:,.0f} | {spread.median:,.0f} | {spread.least:,.0f} "
-            f"| {spread.greatest:,.0f} | {saved} |"
+            f"| {row} | {len(runs)} | {spread.mean:,.0f} | {spread.median:,.0f} | {spread.least:,.0f} "
+            f"| {spread.greatest:,.0f} | {saved} | {runs[0].baseline if saved != '-' else '-'} |"
         )
-    extra = (
-        statistics.median(
-            run.wall_ms - run.e2e_ms for mode, runs in by_mode.items() if mode != "presend" for run in runs
-        )
-        if any(mode != "presend" for mode in by_mode)
-        else 0.0
-    )
+    by_daemon = [run.wall_ms - run.e2e_ms for runs in rows.values() for run in runs if run.mode != "presend"]
+    extra = statistics.median(by_daemon) if by_daemon else 0.0
     lines += ["", f"By the daemon's clock; its clients see {extra:,.0f} ms more (messages and events)."]
-    if "presend" in by_mode:
+    if any(runs[0].mode == "presend" for runs in rows.values()):
         lines.append(
             "presend is what a client of a stock server can do by itself, so it is timed by the client: agents in "
             "series, each one's static prefix sent ahead at its upstream's first token."
@@ -193,36 +89,72 @@ def _end_to_end(by_mode: dict[str, list[Run]]) -> list[str]:
     return [*lines, ""]
 
 
-def _agents_table(by_mode: dict[str, list[Run]]) -> list[str]:
-    first = next(iter(by_mode.values()))
-    lines = ["| TTFT / total, ms (medians) | " + " | ".join(by_mode) + " |", "|---|" + "--:|" * len(by_mode)]
+def _agents_table(rows: Rows) -> list[str]:
+    first = next(iter(rows.values()))
+    lines = ["| TTFT / total, ms (medians) | " + " | ".join(rows) + " |", "|---|" + "--:|" * len(rows)]
     for at, agent in enumerate(first[0].result.agents):
-        cells = [f"{median_ttft_ms(runs)[at]:,.0f} / {median_total_ms(runs)[at]:,.0f}" for runs in by_mode.values()]
+        cells = [f"{median_ttft_ms(runs)[at]:,.0f} / {median_total_ms(runs)[at]:,.0f}" for runs in rows.values()]
         lines.append(f"| {agent.name} | " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
-def _findings(by_mode: dict[str, list[Run]]) -> list[str]:
+def _inter_token_table(rows: Rows) -> list[str]:
+    lines = ["| between tokens, ms | group | p50 | p99 | max | gaps |", "|---|---|--:|--:|--:|--:|"]
+    for row, runs in rows.items():
+        for group, gaps in inter_token(runs).items():
+            lines.append(
+                f"| {row} | {group} | {gaps.p50:.2f} | {gaps.p99:.2f} | {gaps.greatest:.1f} | {gaps.count:,} |"
+            )
+    return [*lines, ""] if len(lines) > 2 else []
+
+
+def _findings(rows: Rows) -> list[str]:
     lines = []
-    serial = by_mode.get("serial")
-    for mode, runs in by_mode.items():
+    for row, runs in rows.items():
         facts = []
-        if serial:
-            equal = exactness(serial, runs)
-            against = "the first serial run" if mode == "serial" else "the serial runs"
+        if reference := baseline(rows, row):
+            equal = exactness(reference, runs)
+            against = f"the first {row} run" if reference is runs else f"the {runs[0].baseline} runs"
             detail = f" ({equal.first_difference})" if equal.first_difference else ""
             facts.append(f"exact {equal.exact} of {equal.compared} against {against}{detail}")
-            if mode != "serial" and _agents(runs) > 1:
-                facts.append(f"downstream TTFT {100 * downstream_ttft_ratio(serial, runs):.1f} % of serial")
-                share = hidden_share(serial, runs)
+            if reference is not runs and downstream(runs[0]):
+                facts.append(f"downstream TTFT {100 * downstream_ttft_ratio(reference, runs):.1f} % of serial")
+                share = hidden_share(reference, runs)
                 facts.append(f"hidden ÷ hideable TTFT {'-' if share is None else f'{share:.2f}'}")
-        facts.append(_cached(runs))
-        facts.append(_token_match(runs))
-        facts.append(_appends(runs))
-        lines.append(f"- {mode}: " + "; ".join(fact for fact in facts if fact))
-    if serial:
-        lines.append(f"- decode step, serial: {decode_step_ms(serial):.1f} ms")
+                facts.append(_slowdown(rows, row))
+        facts += [_prediction(runs), _cached(runs), _token_match(runs), _appends(runs)]
+        lines.append(f"- {row}: " + "; ".join(fact for fact in facts if fact))
+    lines += [
+        f"- decode step, {row}: {decode_step_ms(runs):.1f} ms"
+        for row, runs in rows.items()
+        if baseline(rows, row) is runs
+    ]
     return lines
+
+
+def _slowdown(rows: Rows, row: str) -> str:
+    """A token in this row over one of the baseline, and of series on the group itself where that was run too."""
+    runs = rows[row]
+    found = []
+    for group, ratio in decode_slowdown(baseline(rows, row), runs).items():
+        text = f"{group} {ratio:.3f} times"
+        own = rows.get(row_name(runs[0].daemon, "serial", group))
+        if own and own[0].row != runs[0].baseline and (ratios := decode_slowdown(own, runs)):
+            text += f" ({ratios[group]:.3f} of series there)"
+        found.append(text)
+    return f"a token took {', '.join(found)}" if found else ""
+
+
+def _prediction(runs: Sequence[Run]) -> str:
+    """What the daemon took for the chain, where it chose, and how far off its prediction was."""
+    facts = []
+    if runs[0].mode == "auto":
+        taken = [run.result.placement or "nothing" for run in runs]
+        facts.append("took " + ", ".join(f"{name} {taken.count(name)} times" for name in dict.fromkeys(taken)))
+    off = [100 * (run.result.predicted_ms / run.e2e_ms - 1) for run in runs if run.result.predicted_ms and run.e2e_ms]
+    if off:
+        facts.append(f"predicted {statistics.median(off):+.1f} % of what it took")
+    return "; ".join(facts)
 
 
 def _cached(runs: Sequence[Run]) -> str:
@@ -243,11 +175,3 @@ def _appends(runs: Sequence[Run]) -> str:
     times = [entry.done_ms - entry.at_ms for agent in agents for entry in agent.appends[1:] if entry.done_ms]
     took = f", {statistics.median(times):.0f} ms median after the first, longest {max(times):.0f}" if times else ""
     return f"{statistics.fmean(len(agent.appends) for agent in agents):.1f} appends an agent{took}"
-
-
-def _agents(runs: Sequence[Run]) -> int:
-    return len(runs[0].result.agents)
-
-
-def _ttft(agent: AgentResult) -> float:
-    return agent.ttft_ms or 0.0

@@ -14,9 +14,21 @@ from pingpong_bus.messages import ChainResult
 
 RunMode = Literal["serial", "ping-pong", "overlap", "auto", "presend"]
 RUN_MODES: tuple[RunMode, ...] = ("serial", "ping-pong", "overlap", "auto", "presend")
-
+GROUPED_MODES: tuple[RunMode, ...] = ("serial", "overlap", "presend")
+"""Those that may be held to one group."""
 
 Line = TypeVar("Line", bound=msgspec.Struct)
+
+
+class DeviceGaps(msgspec.Struct, frozen=True, kw_only=True):
+    """When tokens came from one device group in one run, by its doorbells."""
+
+    group: str
+    devices: list[str]
+    gaps_us: list[int]
+    """Between neighbouring doorbells of one agent, over all agents that it decoded; microseconds."""
+    missed: int = 0
+    """Tokens of which no doorbell was heard."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +36,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     profile: str
     mode: RunMode
+    group: str = ""
+    """The one group that the mode was held to; empty: it chose."""
+    daemon: str = ""
+    """Which of several daemons of one suite; see `suite.py`. Empty where there is one."""
+    baseline: str = "serial"
+    """The `row` that this one is compared with; a baseline names itself."""
+    suite: str = ""
+    """Runs of one suite, on whatever daemon, were made side by side on one machine. Empty: by chain.py."""
+    cell: str = ""
+    """Of the suite."""
     cache: Literal["cold", "warm"]
     """What prefix caches held before the run: nothing, or the static prefixes of all agents."""
     index: int
@@ -38,6 +60,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Of presend, put together from the results of its requests, with their times since the first one's submission."""
     max_tokens: list[int]
     """Of each agent."""
+    reads: list[list[int]] | None = None
+    """Of each agent, the agents that it reads; None in older files: each reads the one before."""
     session: str = "default"
     """The kind of session that was asked for."""
     append_tokens: int | None = None
@@ -49,7 +73,19 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     """Of the chain's ids, and of sampling."""
     temperature: float = 0.0
+    gaps: list[DeviceGaps] = []
+    """Empty in files that are older than it."""
     provenance: dict[str, Any] = {}
+
+    @property
+    def row(self) -> str:
+        """What a report calls it: "serial", "overlap@gpu0", "stock serial@gpu1"."""
+        return row_name(self.daemon, self.mode, self.group)
+
+
+def row_name(daemon: str, mode: RunMode, group: str) -> str:
+    """Daemon, mode and group as one name; the first and the last may be empty."""
+    return f"{daemon} {mode}{'@' if group else ''}{group}".strip()
 
 
 def append_line(path: Path, line: msgspec.Struct) -> None:
@@ -90,7 +126,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
 def length_faults(run: Run) -> list[str]:
     """Agents that did not write exactly their `max_tokens`, as sentences."""
     return [
-        f"{run.mode} run {run.index}: {agent.name} wrote {agent.output_tokens} tokens, not {expected}"
+        f"{run.row} run {run.index}: {agent.name} wrote {agent.output_tokens} tokens, not {expected}"
         for agent, expected in zip(run.result.agents, run.max_tokens, strict=True)
         if agent.output_tokens != expected
     ]

@@ -25,12 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its modules are no part of the installed package
 
 from cores import on_allowed_cores  # noqa: E402
+from figures import difference, downstream_ttft_ratio, median_ttft_ms, saved_percent  # noqa: E402
 from local_daemon import LogEvent, local_daemon  # noqa: E402
 from pingpong_bus.chain import Agent, Chain  # noqa: E402
 from pingpong_bus.errors import NotEqual, PingpongError  # noqa: E402
 from pingpong_bus.messages import SubmitOptions  # noqa: E402
 from pingpong_client import AsyncClient, load_chain  # noqa: E402
-from report import difference, downstream_ttft_ratio, median_ttft_ms, saved_percent  # noqa: E402
 from runs import Run, RunMode  # noqa: E402
 
 EXAMPLE_CONFIG = ROOT / "examples" / "cpu.toml"

@@ -18,7 +18,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from bare_chain import bare_agents  # noqa: E402
 from chain import build_chain, parse_arguments  # noqa: E402
 from cores import on_allowed_cores  # noqa: E402
-from harness import check_ready, chosen_modes, in_order  # noqa: E402
+from harness import check_ready, chosen_ways, in_order  # noqa: E402
 from pingpong_bus.chain import parse_chain, raw_parts, upstreams, validate_chain  # noqa: E402
 from pingpong_bus.errors import ConfigError, DaemonUnavailable, DataError, UsageError  # noqa: E402
 from pingpong_bus.messages import AgentResult, ChainResult, EngineLimits, StatusReply, WorkerStatus  # noqa: E402
@@ -102,11 +102,11 @@ def test_unknown_profiles_and_modes_are_refused() -> None:
     with pytest.raises(UsageError, match="no profile or file nowhere"):
         build_chain(parse_arguments(["--profile", "nowhere"]), 1000)
     with pytest.raises(UsageError, match="no mode 'fast'"):
-        chosen_modes("serial,fast")
+        chosen_ways("serial,fast")
 
 
 def test_alternating_order_turns_every_other_run_round() -> None:
-    modes = chosen_modes("serial,ping-pong,presend")
+    modes = chosen_ways("serial,ping-pong,presend")
     assert in_order(modes, 0, "alternate") == modes
     assert in_order(modes, 1, "alternate") == modes[::-1]
     assert in_order(modes, 1, "fixed") == modes

@@ -12,9 +12,7 @@ from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from pingpong_bus.errors import DataError
-from pingpong_bus.messages import AgentResult, AppendEntry, ChainResult
-from report import (
+from figures import (
     Spread,
     comparable,
     decode_step_ms,
@@ -22,9 +20,11 @@ from report import (
     exactness,
     hidden_share,
     measured,
-    render,
     saved_percent,
 )
+from pingpong_bus.errors import DataError
+from pingpong_bus.messages import AgentResult, AppendEntry, ChainResult
+from report import render
 from runs import Run, RunMode, append_line, length_faults, read_runs
 
 STEP_MS = 20.0
