@@ -37,6 +37,7 @@ async def local_daemon(
     flags: Sequence[str] = (),
     runtime_dir: Path | None = None,
     on_event: Callable[[LogEvent], None] = lambda _: None,
+    program: Sequence[str] = ("-m", "pingpongd"),
 ) -> AsyncIterator[Path]:
     """Run a daemon and yield its folder of sockets once all engines serve. Its chains are kept only as long.
 
@@ -47,6 +48,7 @@ async def local_daemon(
         flags: more flags of `pingpongd`.
         runtime_dir: where its sockets are; None: a private temporary folder.
         on_event: is given each record of the daemon's log.
+        program: what Python runs, with the flags of `pingpongd`.
 
     Raises:
         DaemonEnded: it ended before it was ready; the message has its last words.
@@ -61,7 +63,7 @@ async def local_daemon(
     try:
         with tempfile.TemporaryDirectory(prefix="pingpong-") as private:
             folder = runtime_dir or Path(private) / "run"
-            async with _process(config, folder, Path(private) / "state", flags, on_event):
+            async with _process(config, folder, Path(private) / "state", [*program, *flags], on_event):
                 yield folder
     finally:
         for number in handled:
@@ -70,13 +72,13 @@ async def local_daemon(
 
 @asynccontextmanager
 async def _process(
-    config: Path, folder: Path, state: Path, flags: Sequence[str], on_event: Callable[[LogEvent], None]
+    config: Path, folder: Path, state: Path, command: Sequence[str], on_event: Callable[[LogEvent], None]
 ) -> AsyncIterator[None]:
     ready = asyncio.Event()
     last_lines: deque[str] = deque(maxlen=5)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "pingpongd", "--config", str(config), "--runtime-dir", str(folder), "--log-format", "json", *flags),
+        *(*command, "--config", str(config), "--runtime-dir", str(folder), "--log-format", "json"),
         stderr=asyncio.subprocess.PIPE,
         limit=2**22,
         env=os.environ | {"PYTHONUNBUFFERED": "1", "STATE_DIRECTORY": str(state)},

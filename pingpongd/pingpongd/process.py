@@ -76,15 +76,7 @@ class WorkerProcess:
         """Of the names that it and its engine have in /dev/shm."""
         if self.segment_prefix:
             environment = environment | {PREFIX_VARIABLE: self.segment_prefix}
-        self._popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=fds,
-            process_group=0,
-        )
+        self._popen = self.launch(command, environment, fds)
         self.pid = self._popen.pid
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         """The last lines that it printed."""
@@ -107,6 +99,19 @@ class WorkerProcess:
         except BrokenPipeError:  # it has ended already; that is seen on the pid
             pass
         self._over = asyncio.create_task(self._see_through(), name=f"process {self.pid}")
+
+    @staticmethod
+    def launch(command: Sequence[str], environment: dict[str, str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        """Start a process with pipes for its input and its output, which leads a process group of its own."""
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=fds,
+            process_group=0,
+        )
 
     @classmethod
     def spawn(cls, config: WorkerConfig, environment: dict[str, str], guard: Guard | None = None) -> WorkerProcess:

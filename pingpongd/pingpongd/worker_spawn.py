@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import structlog
 
@@ -21,6 +22,9 @@ _log = structlog.get_logger()
 
 class WorkerSpawn:
     """Starts workers; has to be called on the main thread."""
+
+    process: ClassVar[type[WorkerProcess]] = WorkerProcess
+    """What is started. `benchmarks/forked_workers.py` puts one here that forks: hundreds of workers on one machine."""
 
     def __init__(
         self,
@@ -49,7 +53,7 @@ class WorkerSpawn:
         Raises:
             OSError: the system gives none.
         """
-        process = WorkerProcess.spawn(self._told(worker), self._environment(), self._guard)
+        process = self.process.spawn(self._told(worker), self._environment(), self._guard)
         process.on_line = partial(self._printed, worker.name)
         return process
 
