@@ -215,6 +215,8 @@ class BesideFigure(_Value, frozen=True):
     """From handing them over until they were computed."""
     decode_ms: float
     """What a token of the decode took meanwhile."""
+    itl_ratio: float = 2.0
+    """What the decode was kept to (`DecodePace.itl_ratio`). An engine without our scheduler knows no such thing."""
 
 
 class EngineFigures(_Value, frozen=True):
@@ -307,7 +309,7 @@ class ScoreNext(_Tagged, frozen=True):
 class Calibrate(_Tagged, frozen=True):
     """Measure the engine anew, while no hop runs on it; answered by `Calibrated` or `RequestFailed`.
 
-    It is given up as soon as a `StartHop` comes: users go first.
+    It is given up as soon as a `StartHop` comes: users go first. The prefix cache is emptied by it.
     """
 
     request: int

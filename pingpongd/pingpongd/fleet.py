@@ -13,6 +13,7 @@ import zmq.asyncio
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import ConfigError, EngineError, Overloaded, PingpongError
 from pingpong_bus.messages import (
+    Calibrate,
     NextScored,
     Prepare,
     Prepared,
@@ -284,6 +285,15 @@ class Fleet:
         for worker in self.ready:
             await self._link.ask(worker, lambda request: ResetPrefixCache(request=request))
             worker.memory.forget()
+
+    async def calibrate(self, worker: Worker) -> None:
+        """Have an engine on which nothing runs measured anew; its prefix cache is empty then.
+
+        Raises:
+            EngineError: it gave way to a hop, could not be measured, or is gone.
+        """
+        worker.memory.forget()
+        await self._link.ask(worker, lambda request: Calibrate(request=request))
 
     # ------------------------------------------------------------------------------------------ what becomes of workers
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from pingpong_bus.messages import EngineLimits, SchedulerState, WorkerFailed, WorkerState, WorkerStatus
+from pingpong_bus.messages import EngineFigures, EngineLimits, SchedulerState, WorkerFailed, WorkerState, WorkerStatus
 from pingpongd.config import GroupConfig
 from pingpongd.placement import GroupView, PrefixMemory
 from pingpongd.process import WorkerProcess
@@ -75,6 +75,8 @@ class Worker:
         """What the running process was told."""
         self.limits: EngineLimits | None = None
         """Of the engine that serves, or served last."""
+        self.figures: EngineFigures | None = None
+        """The same; None where it was not measured."""
         self.served = False
         """Whether this start's process has served."""
         self.failure: WorkerFailed | None = None
@@ -156,6 +158,7 @@ class Worker:
             restarts=max(0, self.number - 1),
             failure=self.last_failure,
             scheduler=self.scheduler,
+            figures=self.figures,
         )
 
     def wake(self) -> None:

@@ -13,6 +13,8 @@ import zmq.asyncio
 from pingpong_bus import codec
 from pingpong_bus.errors import EngineError, EngineLost, MessageError, error_from_code
 from pingpong_bus.messages import (
+    Calibrate,
+    Calibrated,
     NextScored,
     PrefixCacheReset,
     Prepare,
@@ -33,8 +35,8 @@ _QUIET_SECONDS = 0.05
 _MOST_WAITS = 20
 _FRAMES_IN_A_ROW = 64
 
-Answer = Prepared | PrefixCacheReset | NextScored
-Request = Callable[[int], Prepare | ResetPrefixCache | ScoreNext]
+Answer = Prepared | PrefixCacheReset | NextScored | Calibrated
+Request = Callable[[int], Prepare | ResetPrefixCache | ScoreNext | Calibrate]
 """Makes a request of its number."""
 
 

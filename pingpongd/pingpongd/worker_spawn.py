@@ -70,6 +70,8 @@ class WorkerSpawn:
             decode_first=config.decode_first.enabled,
             grid_tokens=config.grid_tokens,
             batch_invariant=config.batch_invariant,
+            calibrate=config.calibrate,
+            paces=(config.decode_first.final, config.decode_first.inner),
             engine_args=config.vllm | group.vllm,
             environment=config.environment | group.environment,
             simulated=group.simulated or config.simulated,

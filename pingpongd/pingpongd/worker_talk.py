@@ -9,6 +9,7 @@ import structlog
 
 from pingpong_bus.errors import ConfigError, MessageError
 from pingpong_bus.messages import (
+    Calibrated,
     Heartbeat,
     Hello,
     Loading,
@@ -71,7 +72,9 @@ class WorkerTalk:
                 self._watch.beat(worker, message)
                 worker.rss_bytes, worker.output_tokens = message.rss_bytes, message.output_tokens
                 worker.scheduler = message.scheduler
-            case Prepared() | RequestFailed() | PrefixCacheReset() | NextScored():
+            case Prepared() | RequestFailed() | PrefixCacheReset() | NextScored() | Calibrated():
+                if isinstance(message, Calibrated):
+                    worker.figures = message.figures
                 self._link.answer(worker, message)
             case _ if worker.served:
                 self._listener.hop_message(worker, message)
@@ -109,6 +112,7 @@ class WorkerTalk:
     def _serves(self, worker: Worker, message: Ready) -> None:
         limits = message.limits
         worker.limits, worker.memory = limits, PrefixMemory(limits.kv_tokens)
+        worker.figures = message.figures
         worker.watch = watchdog.serving(asyncio.get_running_loop().time())
         worker.served = True
         worker.state, worker.stage = "ready", "serving"

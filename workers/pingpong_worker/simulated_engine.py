@@ -159,6 +159,7 @@ class SimulatedEngine:
             grid_refusal=refusal,
             batch_invariant=config.batch_invariant,
             decode_first=config.decode_first,
+            overlap=config.decode_first,
         )
 
     @property

@@ -50,6 +50,7 @@ def engine_limits(
         grid_refusal=refusal,
         batch_invariant=config.batch_invariant,
         decode_first=is_decode_first(config),
+        overlap=is_decode_first(config) or vllm_config.scheduler_config.long_prefill_token_threshold > 0,
     )
 
 
