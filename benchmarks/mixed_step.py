@@ -36,6 +36,7 @@ from forced_scheduler import GRANT_BYTES, GRANT_FILE
 from lone_kernels import LoneKernel, ModelShape, attention, matrices
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.model_store import resolve_model
+from pingpong_worker.pinning import pin
 from pingpong_worker.vllm_settings import engine_arguments, engine_environment
 from pingpong_worker.vllm_versions import installed_version
 from pingpongd.config import load_config
@@ -277,6 +278,8 @@ async def measure(options: argparse.Namespace) -> list[Row]:
         if options.out:
             append_line(options.out, row)
 
+    os.environ.update(config.environment | group.environment)
+    pin(group.devices, group.cores)
     if options.alone:
         for kernel in lone(Path(model)):
             keep(LoneRow(alone=kernel, provenance=made))
@@ -292,7 +295,6 @@ async def measure(options: argparse.Namespace) -> list[Row]:
         bell="",
         supervisor_pid=os.getppid(),
     )
-    os.environ.update(config.environment | group.environment)
     for name, value in engine_environment(worker, os.environ).items():
         if value is not None:
             os.environ[name] = value
