@@ -15,6 +15,7 @@ from pingpong_bus.messages import (
     AbortHop,
     ChainEvent,
     ChainResult,
+    EngineFigures,
     EngineLimits,
     HopChecked,
     HopEnded,
@@ -51,6 +52,7 @@ LIMITS = EngineLimits(
     device="d",
     grid_tokens=64,
     decode_first=True,
+    overlap=True,
 )
 SLOTS = 7
 OUTPUT = 3
@@ -76,6 +78,7 @@ class FakeWorker:
         self.bell = f"ipc://{name}"
         self.state = "ready"
         self.limits = LIMITS
+        self.figures: EngineFigures | None = None
         self.order: EndOrder | None = None
         self.hops: set[str] = set()
         self.memory = PrefixMemory(10_000)
@@ -85,7 +88,7 @@ class FakeWorker:
         self.reports: deque[WorkerMessage] = deque()
 
     def view(self) -> GroupView:
-        return GroupView(self.name, len(self.hops), self.memory.held, self.limits.decode_first)
+        return GroupView(self.name, len(self.hops), self.memory.held, self.limits.overlap, self.figures)
 
 
 class FakeFleet:

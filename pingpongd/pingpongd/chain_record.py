@@ -117,7 +117,15 @@ class ChainRecord:
         cls, chain_id: str, job: Job, upstreams: tuple[tuple[int, ...], ...], submitted_ns: int
     ) -> ChainRecord:
         """A chain that has just been accepted."""
-        shape = chain_shape(upstreams, job.prepared, job.exact.grid)
+        shape = chain_shape(
+            upstreams,
+            job.prepared,
+            job.exact.grid,
+            outputs=[agent.max_tokens for agent in job.chain.agents],
+            start=job.chain.start,
+            isolated=job.options.isolate,
+            append_tokens=job.options.append_tokens,
+        )
         state = new_chain(upstreams, job.chain.start)
         return cls(chain_id, job, shape, submitted_ns, state, [AgentRecord() for _ in job.chain.agents])
 

@@ -130,7 +130,7 @@ class ChainRuns:
         if group is not None:
             names = [view.name for view in ready]
             return place(record.shape, mode, ready if group in names else standing, record.number, group)
-        if mode == "overlap" and not any(view.decode_first for view in ready):
+        if mode == "overlap" and not any(view.overlap for view in ready):
             return place(record.shape, mode, standing, record.number)
         if mode == "ping-pong" and len(ready) < 2:
             if len(standing) >= 2:
@@ -320,10 +320,9 @@ class ChainRuns:
         self.tell.tokens(record, index, start, text, characters)
 
     def _remember_prefix(self, worker: Worker, record: ChainRecord, index: int) -> None:
-        digest, length = record.shape.prefixes[index]
         agent = record.agents[index]
-        if length and not record.options.isolate:
-            worker.memory.computed(digest, length, agent.prompt_tokens + len(agent.output_ids))
+        if record.shape.prefixes[index][1] and not record.options.isolate:
+            worker.memory.computed(record.shape.rungs[index], agent.prompt_tokens + len(agent.output_ids))
 
     # ------------------------------------------------------------------------------------------------------ commands
 
@@ -380,7 +379,7 @@ class ChainRuns:
                 record.agents[at].worker = worker.name
         if placement == "ping-pong" and len(self.room.groups()) < 2:
             return [Moved("serial")]  # a reader beside its upstream in one engine would slow its decoding
-        if placement == "overlap" and not worker.view().decode_first:
+        if placement == "overlap" and not worker.view().overlap:
             return [Moved("serial")]  # and here nothing would hold the reader back
         return []
 

@@ -114,8 +114,8 @@ class Chains:
         except PingpongError as error:
             return f"it does not fit any more: {error}"
         options = record.options
-        if options.mode == "overlap" and not any(view.decode_first for view in self.runs.room.standing()):
-            return "it asks for overlap, and no engine has the decode-first scheduler any more"
+        if options.mode == "overlap" and not any(view.overlap for view in self.runs.room.standing()):
+            return "it asks for overlap, and no engine holds appends to a budget any more"
         engines = self.runs.room.engines(options.group)
         return unkept(record.job.exact, mode=options.mode, session=options.session, engines=engines)
 

@@ -10,47 +10,41 @@ overlap      the chain's one group       the same; the engine holds what is read
                                          budget beside its decodes
 ============ =========================== ==============================================
 
-``auto`` reads ahead only where there is cold prefill to hide. Where the agents' static prefixes already sit in one
-group's prefix cache, series is as fast and keeps the other groups free, so it is chosen; what the caches hold is
-remembered in `PrefixMemory`. It never takes overlap, which has to be asked for.
+``auto`` takes the placement that costs least by the cost model (`cost_model.py`): its predicted end-to-end time, and by
+how much it delays the chains that run already, so that load is spread and nobody gains at the cost of all. It leaves
+series only for a gain above `MARGIN`. Where engines were not measured a rule of thumb stands in: read ahead where
+there is cold prefill to hide; where the agents' static prefixes already sit in one group's prefix cache, series is as
+fast and keeps the other groups free.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
 
 from pingpong_bus.errors import UsageError
-from pingpong_bus.messages import Literals, Mode, Placement, PreparedAgent
+from pingpong_bus.messages import Mode, Placement, Prediction
+from pingpongd.cost_model import Cost, CostModel, RunningChain, scaled, usable
+from pingpongd.factors import Factors
+from pingpongd.prefix_memory import PrefixMemory
+from pingpongd.shapes import ChainShape, GroupView, chain_shape
+
+__all__ = ["ChainShape", "GroupView", "Plan", "PrefixMemory", "chain_shape", "place", "replacement"]
 
 COLD_TOKENS_WORTH_HIDING = 256
-"""``auto`` takes series where fewer downstream prefix tokens than this are cold: prefilling them takes about as long as
-what a second busy device costs in decode time (some percent of a chain of a few hundred decode steps)."""
-
-
-class GroupView(msgspec.Struct, frozen=True):
-    """A group as placement sees it."""
-
-    name: str
-    hops: int
-    """Hops that it runs now."""
-    held: frozenset[str] = frozenset()
-    """Digests of the static prefixes that its prefix cache holds."""
-    decode_first: bool = False
-    """Whether its engine holds appends to a budget beside decodes."""
-
-
-class ChainShape(msgspec.Struct, frozen=True):
-    """A chain as placement sees it."""
-
-    upstreams: tuple[tuple[int, ...], ...]
-    """Per agent, the agents it reads."""
-    prefixes: tuple[tuple[str, int], ...]
-    """Per agent, digest and length in tokens of the literal ids its prompt begins with; on a grid of their whole cells,
-    for only these are computed ahead and cached."""
+"""Without figures ``auto`` takes series where fewer downstream prefix tokens than this are cold: prefilling them takes
+about as long as what a second busy device costs in decode time (some percent of a chain of a few hundred decode
+steps)."""
+MARGIN = 0.02
+"""Another placement than series has to be predicted to cost less than series by more than this part. Decode steps of
+two devices, and of one device at two times, were seen to differ by up to 2.5 %: with warm caches, where there is hardly
+anything to gain, series is then never lost to noise."""
+ALIKE = 0.01
+"""Of placements that cost the same within this part, series is taken, then the one on fewer groups."""
+MOST_CANDIDATES = 8
+"""Of each kind of placement, so many groups are predicted: the least busy ones, and of these those that hold most of
+the chain. It bounds what placing a chain takes (about 0.3 ms each) where there are hundreds of groups."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -60,6 +54,11 @@ class Plan(msgspec.Struct, frozen=True):
     groups: tuple[str, ...]
     """Per agent, the group's name."""
     why: str
+    predictions: tuple[Prediction, ...] = ()
+    """What was to choose from, the least first; of a chain that is told its placement, that alone. Empty where the
+    engines were not measured."""
+    predicted: Prediction | None = None
+    """Of the plan itself."""
 
 
 def replacement(groups: Sequence[GroupView], beside: frozenset[str], *, join: bool = False) -> str | None:
@@ -73,58 +72,23 @@ def replacement(groups: Sequence[GroupView], beside: frozenset[str], *, join: bo
 
     def rank(view: GroupView) -> tuple[bool, bool, int]:
         near = view.name in beside
-        return (not view.decode_first, not near, view.hops) if join else (False, near, view.hops)
+        return (not view.overlap, not near, view.hops) if join else (False, near, view.hops)
 
     best = min(groups, key=rank, default=None)
     return best.name if best else None
 
 
-class PrefixMemory:
-    """Which static prefixes a group's prefix cache holds: the latest computed there, as far as its KV cache reaches."""
-
-    def __init__(self, kv_tokens: int) -> None:
-        self._room = kv_tokens
-        self._held: OrderedDict[str, int] = OrderedDict()
-
-    def computed(self, digest: str, prefix_tokens: int, total_tokens: int) -> None:
-        """A hop has computed `total_tokens`, beginning with the prefix."""
-        self._held.pop(digest, None)
-        self._held[digest] = max(prefix_tokens, total_tokens)
-        while sum(self._held.values()) > self._room and self._held:
-            self._held.popitem(last=False)
-
-    def forget(self) -> None:
-        """The cache was reset or its engine replaced."""
-        self._held.clear()
-
-    @property
-    def held(self) -> frozenset[str]:
-        """Digests of the prefixes that are held."""
-        return frozenset(self._held)
-
-
-def chain_shape(
-    upstreams: Sequence[Sequence[int]], prepared: Sequence[PreparedAgent], grid: int | None = None
-) -> ChainShape:
-    """Boil a prepared chain down to what placement looks at.
-
-    Args:
-        upstreams: per agent, the agents it reads.
-        prepared: per agent, its prompt.
-        grid: the cell that its prompts are cut at: only such prompts share prefix-cache entries.
-    """
-    cell = b"" if grid is None else f"grid{grid}/".encode()
-    prefixes = []
-    for agent in prepared:
-        first = agent.segments[0] if agent.segments else None
-        ids = first.ids if isinstance(first, Literals) and not agent.joined else []
-        ids = ids[: len(ids) - len(ids) % (grid or 1)]
-        digest = hashlib.sha256(cell + b"".join(token.to_bytes(4, "little") for token in ids)).hexdigest()
-        prefixes.append((digest, len(ids)))
-    return ChainShape(tuple(tuple(found) for found in upstreams), tuple(prefixes))
-
-
-def place(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: int, group: str | None = None) -> Plan:
+def place(
+    shape: ChainShape,
+    mode: Mode,
+    groups: Sequence[GroupView],
+    number: int,
+    group: str | None = None,
+    *,
+    others: Sequence[RunningChain] = (),
+    factors: Factors | None = None,
+    done: frozenset[int] = frozenset(),
+) -> Plan:
     """Plan a chain.
 
     Args:
@@ -133,6 +97,9 @@ def place(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: in
         groups: the groups that take hops now, in the configuration's order.
         number: the chain's number; the k-th chain starts at group k mod N, other things equal.
         group: run on this group alone: in series, or overlapping where `mode` says so.
+        others: the chains that run now, the latest last.
+        factors: learned ones, that predictions are multiplied by.
+        done: agents that have ended already.
 
     Raises:
         UsageError: the groups at hand cannot do what is asked.
@@ -147,41 +114,148 @@ def place(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: in
                 field="options.group",
                 hint=f"There are: {known}.",
             )
-        named = [view for view in groups if view.name == group]
-        if mode == "overlap":
-            return Plan("overlap", (_overlapping(named)[0].name,) * len(shape.upstreams), "asked for")
-        return Plan("serial", (group,) * len(shape.upstreams), "the submission names the group")
+        groups = [view for view in groups if view.name == group]
     if mode == "overlap":
-        best = _best_serial_group(shape, _overlapping(groups), number)
-        return Plan("overlap", (best.name,) * len(shape.upstreams), "asked for")
+        _overlapping(groups)
+    if mode == "ping-pong" and len(groups) < 2:
+        raise UsageError(
+            "ping-pong takes two device groups and one is ready.",
+            field="mode",
+            hint="Configure another group, or submit with --mode serial or overlap.",
+        )
+    wanted: Mode = "serial" if mode == "auto" and group is not None else mode
+    asked = "the submission names the group" if group is not None and mode != "overlap" else "asked for"
+    costs = _costs(shape, wanted, groups, number, others, factors or Factors(), done)
+    if not costs:
+        return _by_thumb(shape, wanted, groups, number, asked)
+    best = _choose(shape, costs, groups, number)
+    predictions = sorted((cost.prediction for cost in costs), key=lambda prediction: prediction.e2e_ms)
+    taken = best.prediction
+    if wanted != "auto":
+        return Plan(taken.placement, taken.groups, asked, (taken,), taken)
+    return Plan(taken.placement, taken.groups, _why(best, costs), tuple(predictions), taken)
+
+
+def predicted(
+    shape: ChainShape,
+    groups: Sequence[GroupView],
+    number: int,
+    *,
+    others: Sequence[RunningChain] = (),
+    factors: Factors | None = None,
+) -> list[Prediction]:
+    """Every placement that the groups allow, the least first; see `place`. Empty where they were not measured."""
+    costs = _costs(shape, "auto", groups, number, others, factors or Factors(), frozenset())
+    return sorted((cost.prediction for cost in costs), key=lambda prediction: prediction.e2e_ms)
+
+
+def _costs(
+    shape: ChainShape,
+    mode: Mode,
+    groups: Sequence[GroupView],
+    number: int,
+    others: Sequence[RunningChain],
+    factors: Factors,
+    done: frozenset[int],
+) -> list[Cost]:
+    """What the placements cost that the mode allows, with learned factors; of groups that were measured alone."""
+    measured = [view for view in groups if usable(view.figures)]
+    if not measured or not shape.outputs:
+        return []
+    model, found = CostModel(groups, others), list[Cost]()
+    for placement, names in _candidates(shape, mode, measured, number):
+        cost = model.predict(shape, placement, names, done)
+        factor = factors.factor(placement, names, alone=shape.grid is not None)
+        found.append(Cost(scaled(cost.prediction, factor), cost.delay_ms))
+    return found
+
+
+def _candidates(
+    shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: int
+) -> list[tuple[Placement, tuple[str, ...]]]:
+    count, found = len(shape.upstreams), list[tuple[Placement, tuple[str, ...]]]()
+    order = _by_preference(shape, groups, number)
+    if mode in ("auto", "serial"):
+        found += [("serial", (view.name,) * count) for view in order[:MOST_CANDIDATES]]
+    if mode == "overlap" or (mode == "auto" and any(shape.upstreams) and shape.grid is None):
+        able = [view for view in order if view.overlap]
+        found += [("overlap", (view.name,) * count) for view in able[:MOST_CANDIDATES]]
+    if len(groups) > 1 and (mode == "ping-pong" or (mode == "auto" and any(shape.upstreams))):
+        rings = sorted(
+            _rings(shape, groups, number),
+            key=lambda ring: (max(view.hops for view in ring), -_held_tokens(shape, ring)),
+        )
+        found += [("ping-pong", tuple(view.name for view in ring)) for ring in rings[:MOST_CANDIDATES]]
+    return found
+
+
+def _choose(shape: ChainShape, costs: Sequence[Cost], groups: Sequence[GroupView], number: int) -> Cost:
+    """The cheapest; of those that are alike the simplest, then the least busy, the warmest, and the k-th."""
+    least = min(cost.total_ms for cost in costs)
+    series = [cost for cost in costs if cost.prediction.placement == "serial"]
+    in_series = min((cost.total_ms for cost in series), default=None)
+    if in_series is not None and least > in_series * (1.0 - MARGIN):
+        costs, least = series, in_series
+    views = {view.name: view for view in groups}
+    order = {view.name: at for at, view in enumerate(_turned(groups, number))}
+
+    def rank(cost: Cost) -> tuple[bool, int, int, int, int]:
+        names = cost.prediction.groups
+        ring = [views[name] for name in names]
+        busy, held = max(view.hops for view in ring), _held_tokens(shape, ring)
+        return cost.prediction.placement != "serial", len(set(names)), busy, -held, order[names[0]]
+
+    return min((cost for cost in costs if cost.total_ms <= least * (1.0 + ALIKE)), key=rank)
+
+
+def _why(best: Cost, costs: Sequence[Cost]) -> str:
+    """The choice in a clause, with what was next to it."""
+    text = f"predicted {best.prediction.e2e_ms:.0f} ms"
+    if best.delay_ms >= 1:
+        text += f" and {best.delay_ms:.0f} ms for the chains that run"
+    placement = best.prediction.placement
+    rivals = [cost for cost in costs if (cost.prediction.placement == "serial") != (placement == "serial")]
+    if rivals:
+        rival = min(rivals, key=lambda cost: cost.total_ms)
+        names = ", ".join(dict.fromkeys(rival.prediction.groups))
+        text += f"; {_NAMES[rival.prediction.placement]} on {names} {rival.prediction.e2e_ms:.0f} ms"
+        if rival.delay_ms >= 1:
+            text += f" and {rival.delay_ms:.0f} ms"
+    return text
+
+
+_NAMES: dict[Placement, str] = {"serial": "series", "ping-pong": "ping-pong", "overlap": "overlap"}
+
+
+def _by_thumb(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: int, asked: str) -> Plan:
+    """What is planned where nothing was measured."""
+    count = len(shape.upstreams)
+    if mode == "overlap":
+        best = _by_preference(shape, _overlapping(groups), number)[0]
+        return Plan("overlap", (best.name,) * count, asked)
     if mode == "ping-pong":
-        if len(groups) < 2:
-            raise UsageError(
-                "ping-pong takes two device groups and one is ready.",
-                field="mode",
-                hint="Configure another group, or submit with --mode serial or overlap.",
-            )
-        return Plan("ping-pong", _ring(shape, groups, number), "asked for")
-    serial = _best_serial_group(shape, groups, number)
+        return Plan("ping-pong", _ring(shape, groups, number), asked)
+    serial = _by_preference(shape, groups, number)[0]
     if mode == "serial":
-        return Plan("serial", (serial.name,) * len(shape.upstreams), "asked for")
-    return _auto(shape, groups, number, serial)
+        return Plan("serial", (serial.name,) * count, asked)
+    return _auto_by_thumb(shape, groups, number, serial)
 
 
 def _overlapping(groups: Sequence[GroupView]) -> list[GroupView]:
     """Those of the groups on which agents may overlap."""
-    found = [view for view in groups if view.decode_first]
+    found = [view for view in groups if view.overlap]
     if not found:
         names = ", ".join(view.name for view in groups)
         raise UsageError(
-            f"overlap takes an engine with the decode-first scheduler, and there is none on {names}.",
+            f"overlap takes an engine that holds appends to a budget beside decodes, and there is none on {names}.",
             field="mode",
-            hint="Set `decode_first.enabled` and no scheduler_cls in the configuration, or submit with another mode.",
+            hint="Set `decode_first.enabled` and no scheduler_cls in the configuration, or vLLM's "
+            "`long_prefill_token_threshold`; or submit with another mode.",
         )
     return found
 
 
-def _auto(shape: ChainShape, groups: Sequence[GroupView], number: int, serial: GroupView) -> Plan:
+def _auto_by_thumb(shape: ChainShape, groups: Sequence[GroupView], number: int, serial: GroupView) -> Plan:
     in_series = (serial.name,) * len(shape.upstreams)
     if len(groups) < 2:
         return Plan("serial", in_series, "one device group")
@@ -197,15 +271,25 @@ def _auto(shape: ChainShape, groups: Sequence[GroupView], number: int, serial: G
     return Plan("ping-pong", _ring(shape, groups, number), f"cold: {cold} prefix tokens to hide")
 
 
-def _best_serial_group(shape: ChainShape, groups: Sequence[GroupView], number: int) -> GroupView:
-    """The least busy group; among those the one with most of the chain in its cache, then the k-th."""
-    count = len(groups)
-    order = [groups[(number + step) % count] for step in range(count)]
-    return min(order, key=lambda view: (view.hops, -_held_tokens(shape, (view,) * len(shape.upstreams))))
+def _turned(groups: Sequence[GroupView], number: int) -> list[GroupView]:
+    """The groups from the k-th on."""
+    return [groups[(number + step) % len(groups)] for step in range(len(groups))]
+
+
+def _by_preference(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[GroupView]:
+    """The least busy group first; among those the one with most of the chain in its cache, then the k-th."""
+    count = len(shape.upstreams)
+    return sorted(_turned(groups, number), key=lambda view: (view.hops, -_held_tokens(shape, (view,) * count)))
 
 
 def _ring(shape: ChainShape, groups: Sequence[GroupView], number: int) -> tuple[str, ...]:
-    """Agent by agent the group after that of the last-ending upstream; of all starts the one whose caches hold most."""
+    """Of all rings the one whose caches hold most; the first of equals, from group k mod N."""
+    best = max(_rings(shape, groups, number), key=lambda ring: _held_tokens(shape, ring))
+    return tuple(view.name for view in best)
+
+
+def _rings(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[list[GroupView]]:
+    """Agent by agent the group after that of the last-ending upstream, from each group on."""
     count = len(groups)
     rings = []
     for start in range(count):
@@ -216,8 +300,7 @@ def _ring(shape: ChainShape, groups: Sequence[GroupView], number: int) -> tuple[
             else:
                 at.append((number + start + index) % count)
         rings.append([groups[position] for position in at])
-    best = max(rings, key=lambda ring: _held_tokens(shape, ring))  # the first of equals: group k mod N
-    return tuple(view.name for view in best)
+    return rings
 
 
 def _held_tokens(shape: ChainShape, views: Sequence[GroupView]) -> int:

@@ -139,8 +139,8 @@ class Worker:
 
     def view(self) -> GroupView:
         """As placement sees it."""
-        decode_first = self.limits is not None and self.limits.decode_first
-        return GroupView(self.name, len(self.hops), self.memory.held, decode_first)
+        overlap = self.limits is not None and self.limits.overlap
+        return GroupView(self.name, len(self.hops), self.memory.held, overlap, self.figures)
 
     def status(self) -> WorkerStatus:
         """As clients see it."""

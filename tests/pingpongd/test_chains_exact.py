@@ -75,7 +75,7 @@ def test_a_chain_that_overlaps_moves_together(service: Service) -> None:
 
 
 def test_a_chain_goes_on_in_series_where_nothing_holds_its_readers_back(service: Service) -> None:
-    service.fleet.workers["b"].limits = msgspec.structs.replace(LIMITS, decode_first=False)
+    service.fleet.workers["b"].limits = msgspec.structs.replace(LIMITS, decode_first=False, overlap=False)
     number = service.submit(chain_reading(TRIO), "overlap")
     first, other = service.fleet.workers["a"], service.fleet.workers["b"]
     write(service, first, only(first), tokens=2)
@@ -89,9 +89,9 @@ def test_a_chain_goes_on_in_series_where_nothing_holds_its_readers_back(service:
 def test_overlap_is_refused_without_the_scheduler_and_kept_where_it_was_accepted(service: Service) -> None:
     service.submit(chain_reading([set(), set(), set(), set()]), "serial")
     number = service.submit(chain_reading([set(), {0}, {1}, {2}]), "overlap")  # it waits for logs
-    service.limits = msgspec.structs.replace(LIMITS, decode_first=False)
+    service.limits = msgspec.structs.replace(LIMITS, decode_first=False, overlap=False)
     service.kill()
-    with pytest.raises(UsageError, match="decode-first scheduler"):
+    with pytest.raises(UsageError, match="holds appends to a budget"):
         service.submit(chain_reading(PAIR), "overlap")
     service.settle()
     result = service.result(number)

@@ -71,34 +71,34 @@ def test_a_named_group_is_used_or_refused() -> None:
 
 
 def test_overlap_takes_the_best_group_that_decodes_first() -> None:
-    idle, busy = GroupView("a", 0), GroupView("b", 3, decode_first=True)
+    idle, busy = GroupView("a", 0), GroupView("b", 3, overlap=True)
     plan = place(COLD, "overlap", [idle, busy], 0)
     assert plan.placement == "overlap"
     assert plan.groups == ("b",) * 5
-    free = GroupView("c", 0, decode_first=True)
+    free = GroupView("c", 0, overlap=True)
     assert place(COLD, "overlap", [idle, busy, free], 0).groups == ("c",) * 5
     assert place(COLD, "overlap", [busy], 7).groups == ("b",) * 5
 
 
 def test_overlap_on_a_named_group() -> None:
-    groups = [GroupView("a", 0, decode_first=True), GroupView("b", 3, decode_first=True)]
+    groups = [GroupView("a", 0, overlap=True), GroupView("b", 3, overlap=True)]
     plan = place(COLD, "overlap", groups, 0, group="b")
     assert (plan.placement, plan.groups) == ("overlap", ("b",) * 5)
 
 
 @pytest.mark.parametrize("group", [None, "a"])
 def test_overlap_is_refused_where_nothing_holds_appends_back(group: str | None) -> None:
-    groups = [GroupView("a", 0)] if group is None else [GroupView("a", 0), GroupView("b", 0, decode_first=True)]
-    with pytest.raises(UsageError, match="mode: overlap takes an engine with the decode-first scheduler.* on a\\."):
+    groups = [GroupView("a", 0)] if group is None else [GroupView("a", 0), GroupView("b", 0, overlap=True)]
+    with pytest.raises(UsageError, match="mode: overlap takes an engine that holds appends to a budget.* on a\\."):
         place(COLD, "overlap", groups, 0, group=group)
 
 
 def test_auto_never_overlaps() -> None:
-    assert place(COLD, "auto", [GroupView("a", 0, decode_first=True)], 0).placement == "serial"
+    assert place(COLD, "auto", [GroupView("a", 0, overlap=True)], 0).placement == "serial"
 
 
 def test_a_lost_agent_keeps_apart_from_its_neighbours_or_joins_them() -> None:
-    groups = [GroupView("a", 2, decode_first=True), GroupView("b", 1, decode_first=True), GroupView("c", 0)]
+    groups = [GroupView("a", 2, overlap=True), GroupView("b", 1, overlap=True), GroupView("c", 0)]
     assert replacement(groups, frozenset("c")) == "b"
     assert replacement(groups, frozenset("a"), join=True) == "a"
     assert replacement(groups, frozenset(), join=True) == "b"
@@ -124,10 +124,10 @@ def test_no_agent_runs_beside_the_upstream_that_ends_last(data: st.DataObject, c
 
 def test_prefix_memory_forgets_the_oldest_first() -> None:
     memory = PrefixMemory(1000)
-    memory.computed("a", 300, 400)
-    memory.computed("b", 300, 400)
-    memory.computed("a", 300, 400)
-    memory.computed("c", 300, 400)
+    memory.computed([("a", 300)], 400)
+    memory.computed([("b", 300)], 400)
+    memory.computed([("a", 300)], 400)
+    memory.computed([("c", 300)], 400)
     assert memory.held == {"a", "c"}
     memory.forget()
     assert memory.held == frozenset()

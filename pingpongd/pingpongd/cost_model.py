@@ -1,0 +1,221 @@
+"""What a placement of a chain should take, predicted from what the engines were measured to take. Pure.
+
+A prediction walks the chain, and the other chains that run on its groups, through `timeline.py`: prefill of what the
+prefix caches do not hold, decodes by context and by how many share a step, what is read ahead on another group or
+beside decodes, what of it the upstream's decoding does not hide, and waiting for groups. It knows nothing of what the
+engines were not measured for: two busy engines that share cores, say. That is what `Factors` are for (`factors.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pingpong_bus.messages import EngineFigures, OutputOf, Placement, Prediction
+from pingpongd.engine_cost import EngineCost
+from pingpongd.shapes import ChainShape, GroupView
+from pingpongd.timeline import Piece, Stage, Task, run
+
+MOST_OTHERS = 32
+"""Other chains that are walked through with a prediction; where more run on its groups, the latest of them."""
+
+
+class AgentProgress(msgspec.Struct, frozen=True):
+    """How far an agent has come."""
+
+    group: str
+    stage: Stage = Stage.WAITING
+    read: int = 0
+    """Prompt tokens that are computed."""
+    written: int = 0
+    """Tokens of its output."""
+
+
+class RunningChain(msgspec.Struct, frozen=True):
+    """A chain that runs beside the one that is placed."""
+
+    shape: ChainShape
+    placement: Placement
+    agents: tuple[AgentProgress, ...]
+
+
+class Cost(NamedTuple):
+    """What a placement costs."""
+
+    prediction: Prediction
+    delay_ms: float
+    """By which the chains that run already end later, all together."""
+
+    @property
+    def total_ms(self) -> float:
+        """What it costs everybody: by this placements are compared."""
+        return self.prediction.e2e_ms + self.delay_ms
+
+
+class CostModel:
+    """Predicts placements at one moment: its load, and what its prefix caches hold."""
+
+    def __init__(self, views: Sequence[GroupView], others: Sequence[RunningChain] = ()) -> None:
+        """Args:
+        views: the groups; those without figures are never predicted for.
+        others: the chains that run now, the latest last.
+        """
+        self._views = {view.name: view for view in views}
+        self._others = others
+        self._costs: dict[str, EngineCost] = {}
+        self._undisturbed: dict[tuple[int, ...], float] = {}
+        """When the others end, all together, without the chain; by their places in the list."""
+
+    def predict(
+        self, shape: ChainShape, placement: Placement, groups: Sequence[str], done: frozenset[int] = frozenset()
+    ) -> Cost:
+        """What a placement takes, without learned factors.
+
+        Args:
+            shape: the chain; made with its outputs.
+            placement: how its agents are started.
+            groups: per agent, its group; all have figures.
+            done: agents that have ended already.
+        """
+        beside = self._beside(frozenset(groups))
+        placed = [AgentProgress(group, Stage.ENDED if at in done else Stage.WAITING) for at, group in enumerate(groups)]
+        own = _tasks(shape, placement, placed, self._views)
+        walked = [_tasks(self._others[at].shape, *self._seen(at), self._views) for at in beside]
+        names = {task.group for tasks in (own, *walked) for task in tasks}
+        run([task for tasks in (*walked, own) for task in tasks], {name: self._cost(name) for name in names})
+        delay = sum(_end(tasks) for tasks in walked) - self._alone(beside) if beside else 0.0
+        return Cost(_prediction(own, placement, tuple(groups)), max(0.0, delay))
+
+    def _beside(self, groups: frozenset[str]) -> tuple[int, ...]:
+        """The other chains that touch the groups and can be walked through."""
+        found = []
+        for at in range(len(self._others) - 1, -1, -1):
+            left = {agent.group for agent in self._others[at].agents if agent.stage is not Stage.ENDED}
+            known = all(name in self._views and usable(self._views[name].figures) for name in left)
+            if known and not left.isdisjoint(groups):
+                found.append(at)
+            if len(found) == MOST_OTHERS:
+                break
+        return tuple(reversed(found))
+
+    def _alone(self, beside: tuple[int, ...]) -> float:
+        if beside not in self._undisturbed:
+            walked = [_tasks(self._others[at].shape, *self._seen(at), self._views) for at in beside]
+            names = {task.group for tasks in walked for task in tasks}
+            run([task for tasks in walked for task in tasks], {name: self._cost(name) for name in names})
+            self._undisturbed[beside] = sum(_end(tasks) for tasks in walked)
+        return self._undisturbed[beside]
+
+    def _seen(self, at: int) -> tuple[Placement, Sequence[AgentProgress]]:
+        return self._others[at].placement, self._others[at].agents
+
+    def _cost(self, group: str) -> EngineCost:
+        if group not in self._costs:
+            figures = self._views[group].figures
+            assert figures is not None  # noqa: S101 - said of `groups`, and seen to in `_beside`
+            self._costs[group] = EngineCost(figures)
+        return self._costs[group]
+
+
+def usable(figures: EngineFigures | None) -> bool:
+    """Whether there is enough in figures to predict from."""
+    return figures is not None and bool(figures.prefill) and bool(figures.decode)
+
+
+def scaled(prediction: Prediction, factor: float) -> Prediction:
+    """A prediction with all its times multiplied by a learned factor."""
+    return msgspec.structs.replace(
+        prediction,
+        e2e_ms=round(prediction.e2e_ms * factor, 3),
+        prefill_ms=round(prediction.prefill_ms * factor, 3),
+        decode_ms=round(prediction.decode_ms * factor, 3),
+        wait_ms=round(prediction.wait_ms * factor, 3),
+        hidden_ms=round(prediction.hidden_ms * factor, 3),
+        factor=round(factor, 4),
+    )
+
+
+def _tasks(
+    shape: ChainShape, placement: Placement, agents: Sequence[AgentProgress], views: Mapping[str, GroupView]
+) -> list[Task]:
+    """The chain's agents, as they would start."""
+    tasks: list[Task] = []
+    for index, agent in enumerate(agents):
+        reads = tuple(tasks[at] for at in shape.upstreams[index])
+        serial = placement == "serial"
+        task = Task(
+            agent.group,
+            max(1, shape.prompt_tokens(index)),
+            max(0, shape.outputs[index] - agent.written),
+            after=tuple(tasks[-1:]) if serial else (),
+            begun=() if serial or shape.start == "immediate" else reads,
+            dispatched=() if serial or shape.start == "first_token" else reads,
+            reads=reads,
+            pieces=() if serial or shape.joined[index] else _pieces(shape, index, tasks),
+            held=_held(shape, index, views.get(agent.group)),
+            kin=tuple(
+                (tasks[at], tokens)
+                for at, tokens in enumerate(shape.shared[index])
+                if tokens and agents[at].group == agent.group
+            ),
+            inner=any(index in found for found in shape.upstreams),
+            grid=shape.grid,
+            stage=agent.stage,
+            read=float(agent.read),
+        )
+        tasks.append(task)
+    return tasks
+
+
+def _pieces(shape: ChainShape, index: int, tasks: Sequence[Task]) -> tuple[Piece, ...]:
+    """What of an agent's prompt can be read ahead: up to each output, and that but for the tokens of a last append."""
+    pieces: list[Piece] = []
+    position, over = 0, list[Task]()
+    for part in shape.parts[index]:
+        if isinstance(part, OutputOf):
+            position += shape.outputs[part.agent]
+            tail = min(shape.outputs[part.agent], shape.append_tokens)
+            pieces.append(Piece(position - tail, tuple(over)))
+            over.append(tasks[part.agent])
+        else:
+            position += part
+    return tuple(pieces)
+
+
+def _held(shape: ChainShape, index: int, view: GroupView | None) -> int:
+    """Tokens of an agent's prefix that a group's cache holds."""
+    if shape.isolated or view is None:
+        return 0
+    for digest, length in reversed(shape.rungs[index]):
+        if digest in view.held:
+            return length
+    return 0
+
+
+def _end(tasks: Sequence[Task]) -> float:
+    return max(task.ended for task in tasks)
+
+
+def _prediction(tasks: Sequence[Task], placement: Placement, groups: tuple[str, ...]) -> Prediction:
+    """The times on the chain's critical path, which add up to its end."""
+    last = max(tasks, key=lambda task: task.ended)
+    prefill = decode = wait = 0.0
+    at: Task | None = last
+    while at is not None:
+        waited = min(at.waited, at.first - at.ready)
+        prefill += at.first - at.ready - waited
+        decode += at.ended - at.first
+        wait += waited
+        before = [*at.reads, *at.after]
+        at = max(before, key=lambda task: task.ended) if before else None
+    return Prediction(
+        placement=placement,
+        groups=groups,
+        e2e_ms=round(last.ended, 3),
+        prefill_ms=round(prefill, 3),
+        decode_ms=round(decode, 3),
+        wait_ms=round(wait, 3),
+        hidden_ms=round(sum(task.hidden for task in tasks), 3),
+    )

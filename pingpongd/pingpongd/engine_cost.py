@@ -1,0 +1,134 @@
+"""What an engine takes for prompts and decodes, read from its measured figures. Pure.
+
+Between measured points everything is interpolated linearly. Beyond them prefill goes on with the curvature of its last
+three points, for attention grows with the square of the context, and decodes with the slope of their last two.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from pingpong_bus.messages import EngineFigures
+
+_Point = tuple[float, float]
+_SHORTEST_MS = 1e-6
+_SLOWEST_RIDE = 0.01
+"""Appends beside a decode are taken to go on at least at this part of a prefill's speed: no division by nothing."""
+
+
+class EngineCost:
+    """Milliseconds of one engine; every result is 0 or more."""
+
+    def __init__(self, figures: EngineFigures) -> None:
+        """Args:
+        figures: of the engine; they have a prefill and a decode at least.
+        """
+        self._prefill: list[_Point] = _rising([(float(tokens), ms) for tokens, ms in figures.prefill])
+        self._finalize: dict[int, list[_Point]] = {}
+        for cached, tokens, ms in figures.finalize:
+            self._finalize.setdefault(cached, []).append((float(tokens), ms))
+        self._finalize = {cached: _rising(points) for cached, points in sorted(self._finalize.items())}
+        self._decode: list[_Point] = _rising([(float(context), ms) for context, ms in figures.decode])
+        alone = max(_SHORTEST_MS, self._decode[0][1])
+        self._batch: list[_Point] = _rising([(1.0, 1.0), *((float(rows), ms / alone) for rows, ms in figures.batch)])
+        self._rides: dict[float, list[_Point]] = {}
+        self._slowed: dict[float, list[_Point]] = {}
+        for figure in sorted(figures.beside, key=lambda figure: (figure.itl_ratio, figure.context)):
+            alone = self.read_ms(figure.context, figure.context + figure.tokens)
+            speed = min(1.0, max(_SLOWEST_RIDE, alone / figure.append_ms)) if figure.append_ms > 0 else 1.0
+            slowed = max(1.0, figure.decode_ms / max(_SHORTEST_MS, self.decode_ms(figure.context, 1)))
+            self._rides.setdefault(figure.itl_ratio, []).append((float(figure.context), speed))
+            self._slowed.setdefault(figure.itl_ratio, []).append((float(figure.context), slowed))
+
+    def first_token_ms(self, cached: int, tokens: int) -> float:
+        """From handing over the rest of a prompt until its first token.
+
+        Args:
+            cached: tokens that are computed already.
+            tokens: that are not, at least 1.
+        """
+        if cached <= 0 or not self._finalize:
+            alone = _on(self._prefill, tokens, bent=True)
+            return alone if cached <= 0 else max(self.decode_ms(cached, 1), self.read_ms(cached, cached + tokens))
+        contexts = list(self._finalize)
+        at = min(len(contexts) - 1, bisect_left(contexts, cached))
+        below = contexts[max(0, at - 1)] if contexts[at] > cached else contexts[at]
+        low, high = self._rest_ms(below, cached, tokens), self._rest_ms(contexts[at], cached, tokens)
+        if contexts[at] <= below:
+            return low
+        part = min(1.0, max(0.0, (cached - below) / (contexts[at] - below)))
+        return low + part * (high - low)
+
+    def read_ms(self, begin: int, end: int) -> float:
+        """Prefill of a prompt's tokens from `begin` to `end` at full speed, without the fixed cost of a request."""
+        if end <= begin:
+            return 0.0
+        return max(0.0, _on(self._prefill, end, bent=True) - _on(self._prefill, begin, bent=True))
+
+    def decode_ms(self, context: float, rows: int) -> float:
+        """A token of each of `rows` answers that are decoded at once, at their mean context in tokens."""
+        return _on(self._decode, context) * max(1.0, _on(self._batch, rows))
+
+    @property
+    def rides(self) -> bool:
+        """Whether it is known what appends beside decodes cost."""
+        return bool(self._rides)
+
+    def ride_speed(self, context: float, *, inner: bool) -> float:
+        """How fast appends at that context are computed beside decodes, as a part of their speed alone.
+
+        Args:
+            context: in tokens.
+            inner: the decodes are all read by other agents, and may be slowed down more; see `BesideFigure.itl_ratio`.
+        """
+        return _within(self._at_pace(self._rides, inner), context)
+
+    def slowed(self, context: float, *, inner: bool) -> float:
+        """By what a decode's tokens take longer beside appends at that context; see `ride_speed`."""
+        return _within(self._at_pace(self._slowed, inner), context)
+
+    @staticmethod
+    def _at_pace(figures: Mapping[float, list[_Point]], inner: bool) -> list[_Point]:
+        return figures[max(figures) if inner else min(figures)]
+
+    def _rest_ms(self, row: int, cached: int, tokens: int) -> float:
+        """The first token by one row of the table: what goes beyond its tokens is prefill."""
+        points = self._finalize[row]
+        most = points[-1][0]
+        if tokens <= most:
+            return _within(points, tokens)
+        return points[-1][1] + self.read_ms(cached + int(most), cached + tokens)
+
+
+def _rising(points: Sequence[_Point]) -> list[_Point]:
+    """In order, and never falling: a longer prompt takes no less, whatever noise was measured."""
+    found: list[_Point] = []
+    for x, y in sorted(dict(points).items()):
+        found.append((x, max([0.0, y, *(before for _, before in found[-1:])])))
+    return found
+
+
+def _within(points: Sequence[_Point], x: float) -> float:
+    """Interpolated; beyond the ends their values."""
+    if x <= points[0][0]:
+        return points[0][1]
+    if x >= points[-1][0]:
+        return points[-1][1]
+    at = bisect_left(points, (x,))
+    (x0, y0), (x1, y1) = points[at - 1], points[at]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def _on(points: Sequence[_Point], x: float, *, bent: bool = False) -> float:
+    """The same, going on beyond the last point in a straight line, or `bent` as the last three points are."""
+    last, y = points[-1]
+    if x <= last or len(points) < 2:
+        return _within(points, x)
+    x0, y0 = points[-2]
+    slope, beyond = (y - y0) / (last - x0), x - last
+    if not bent or len(points) < 3:
+        return y + slope * beyond
+    x1, y1 = points[-3]
+    bend = max(0.0, (slope - (y0 - y1) / (x0 - x1)) / (last - x1))
+    return y + slope * beyond + bend * beyond * (beyond + last - x0)

@@ -1,0 +1,280 @@
+"""When the agents of some chains start, write and end on engines whose costs are known. Pure.
+
+Agents are walked through as tasks, from one event to the next; between two events everything goes on evenly:
+
+- A prompt whose answer is waited for has its group's engine to itself; others queue behind it, and decodes stand still
+  but for a token, as an engine's step computes whole chunks of it.
+- Decodes of a group share its steps.
+- What is read ahead goes on at full speed where nothing decodes. Beside decodes it rides at the measured speed and
+  slows them by the measured factor; where no such figures are, it is computed like a prompt that is waited for.
+- A task that has to be alone starts when its group is empty, and nothing starts beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from pingpongd.engine_cost import EngineCost
+
+_BLOCK = 16
+"""Cache hits are whole blocks of tokens."""
+_STRIDES = 4
+"""Into how many pieces of context a read is cut to look up what it costs beside decodes."""
+_NOTHING = 1e-9
+
+
+class Stage(IntEnum):
+    """Where a task stands."""
+
+    WAITING = 0
+    READING = 1
+    FINAL = 2
+    """Its whole prompt is known, and its first token is computed."""
+    WRITING = 3
+    ENDED = 4
+
+
+class Piece(NamedTuple):
+    """A part of a prompt that can be read ahead."""
+
+    end: int
+    """In tokens from the prompt's beginning."""
+    after: tuple[Task, ...]
+    """Those that have to have ended before it is known."""
+
+
+class Ride(NamedTuple):
+    """Reading a piece beside decodes."""
+
+    ms: float
+    slowed: float
+    """By what the decodes take longer meanwhile."""
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One agent; times in ms from the beginning of the timeline."""
+
+    group: str
+    prompt: int
+    """Tokens of its prompt."""
+    output: float
+    """Tokens that it has still to write."""
+    after: tuple[Task, ...] = ()
+    """Those that have to have ended before it starts."""
+    begun: tuple[Task, ...] = ()
+    """Those that have to have written a token before it starts."""
+    dispatched: tuple[Task, ...] = ()
+    """Those that have to have started before it does."""
+    reads: tuple[Task, ...] = ()
+    """Those whose outputs its prompt holds."""
+    pieces: tuple[Piece, ...] = ()
+    """What it reads ahead."""
+    held: int = 0
+    """Tokens of its prompt that its group's prefix cache holds at the beginning."""
+    kin: tuple[tuple[Task, int], ...] = ()
+    """Earlier tasks on its group whose prompts and outputs begin with so many of its tokens."""
+    inner: bool = False
+    """Other agents read what it writes: then appends may slow it down more."""
+    grid: int | None = None
+    """The cell in tokens that it is cut at; then it is alone on its group."""
+    stage: Stage = Stage.WAITING
+    read: float = 0.0
+    """Tokens of its prompt that are computed."""
+    started: float = 0.0
+    ready: float = 0.0
+    """When nothing but its own work was left to wait for."""
+    waited: float = 0.0
+    """After that, for a group that others held."""
+    first: float = 0.0
+    ended: float = 0.0
+    hidden: float = 0.0
+    """Milliseconds of prefill that were read ahead."""
+    left: float = 0.0
+    """Of what it does now: a part of the piece, milliseconds until the first token, tokens to write."""
+    full_ms: float = 0.0
+    """Of the piece that it reads, at full speed; 0: it reads none now."""
+    rides: tuple[Ride, Ride] = (Ride(0.0, 1.0), Ride(0.0, 1.0))
+    """The same beside decodes: where a user reads one of them, and where other agents read all of them."""
+    begin: float = 0.0
+    end: int = 0
+    """Tokens of the piece that it reads."""
+    rate: float = 0.0
+    """Of `left`, per ms."""
+
+
+@dataclass(slots=True)
+class _Group:
+    cost: EngineCost
+    tasks: list[Task] = field(default_factory=list)
+    """That run on it, in the order of their starts."""
+
+
+def run(tasks: Sequence[Task], costs: Mapping[str, EngineCost]) -> None:
+    """Walk all tasks to their ends, which are noted in them.
+
+    Args:
+        tasks: in an order in which they could start; those that are under way have `stage`, `read` and `output` set.
+        costs: of their groups.
+    """
+    groups = {name: _Group(cost) for name, cost in costs.items()}
+    for task in tasks:
+        if Stage.READING <= task.stage <= Stage.WRITING:
+            groups[task.group].tasks.append(task)
+            _take_up(task, groups[task.group].cost)
+    waiting = [task for task in tasks if task.stage is Stage.WAITING]
+    now = 0.0
+    while True:
+        waiting = [task for task in waiting if not _start(task, groups[task.group], now)]
+        for group in groups.values():
+            _set_rates(group)
+        running = [task for group in groups.values() for task in group.tasks]
+        step = min((task.left / task.rate for task in running if task.rate > 0), default=None)
+        if step is None:
+            return  # all have ended
+        now += step
+        for task in running:
+            if task.rate > 0:
+                task.left -= task.rate * step
+            elif task.stage is Stage.FINAL:
+                task.waited += step
+        for group in groups.values():
+            for task in [task for task in group.tasks if task.rate > 0 and task.left <= task.rate * _NOTHING]:
+                _complete(task, group, now)
+        for group in groups.values():
+            for task in group.tasks:
+                if task.stage is Stage.READING:
+                    _go_on_reading(task, group.cost, now)
+
+
+def _start(task: Task, group: _Group, now: float) -> bool:
+    """Start a task whose turn has come; whether it could."""
+    if any(other.stage is not Stage.ENDED for other in task.after):
+        return False
+    if any(other.stage < Stage.WRITING for other in task.begun):
+        return False
+    if any(other.stage is Stage.WAITING for other in task.dispatched):
+        return False
+    if group.tasks and (task.grid is not None or group.tasks[0].grid is not None):
+        return False
+    task.started = now
+    task.ready = max([0.0, *(other.ended for other in (*task.reads, *task.after))])
+    task.read = float(_cached(task))
+    task.stage = Stage.READING
+    group.tasks.append(task)
+    _go_on_reading(task, group.cost, now)
+    if task.stage is Stage.FINAL:
+        task.waited = now - task.ready
+    return True
+
+
+def _cached(task: Task) -> int:
+    """Tokens of its prompt that its group's prefix cache holds by now."""
+    computed = [
+        min(shared, other.prompt) if task.grid is not None or other.stage is not Stage.ENDED else shared
+        for other, shared in task.kin
+        if other.stage >= Stage.WRITING
+    ]
+    cached = min(max([task.held, *computed]), task.prompt - 1)
+    return cached - cached % (task.grid or _BLOCK)
+
+
+def _take_up(task: Task, cost: EngineCost) -> None:
+    """Go on with a task that is under way at the beginning."""
+    task.read = max(task.read, float(_cached(task)))
+    if task.stage is Stage.WRITING:
+        task.left = max(task.output, _NOTHING)
+    elif task.stage is Stage.FINAL:
+        _finalize(task, cost, 0.0)
+    else:
+        _go_on_reading(task, cost, 0.0)
+
+
+def _go_on_reading(task: Task, cost: EngineCost, now: float) -> None:
+    """Let a task read what is known of its prompt by now, or finalize it."""
+    if all(other.stage is Stage.ENDED for other in task.reads):
+        if task.full_ms > 0:
+            _take_read(task)
+        _finalize(task, cost, now)
+        return
+    if task.full_ms > 0:
+        return
+    for piece in task.pieces:
+        if piece.end <= task.read:
+            continue
+        if any(other.stage is not Stage.ENDED for other in piece.after):
+            return
+        task.begin, task.end, task.left = task.read, piece.end, 1.0
+        task.full_ms = max(_NOTHING, cost.read_ms(int(task.read), piece.end))
+        task.rides = _riding(task, cost, inner=False), _riding(task, cost, inner=True)
+        return
+
+
+def _riding(task: Task, cost: EngineCost, *, inner: bool) -> Ride:
+    """What the piece takes beside decodes; as if alone where that is not known."""
+    if not cost.rides:
+        return Ride(task.full_ms, 1.0)
+    stride, total, slowed = (task.end - task.begin) / _STRIDES, 0.0, 0.0
+    for at in range(_STRIDES):
+        begin = task.begin + at * stride
+        middle = begin + stride / 2
+        part = cost.read_ms(int(begin), int(begin + stride)) / cost.ride_speed(middle, inner=inner)
+        total += part
+        slowed += part * cost.slowed(middle, inner=inner)
+    return Ride(total, slowed / total) if total > 0 else Ride(task.full_ms, 1.0)
+
+
+def _take_read(task: Task) -> None:
+    """Note how far the piece was read."""
+    part = 1.0 - task.left
+    task.read = task.begin + part * (task.end - task.begin)
+    task.hidden += part * task.full_ms
+    task.full_ms = 0.0
+
+
+def _finalize(task: Task, cost: EngineCost, now: float) -> None:
+    cell = task.grid or 1
+    read = min(int(task.read) // cell * cell, task.prompt - 1)
+    task.stage = Stage.FINAL
+    task.ready = max(task.ready, now if task.started < now else task.ready)
+    task.left = max(_NOTHING, cost.first_token_ms(read, task.prompt - read))
+
+
+def _set_rates(group: _Group) -> None:
+    finals = [task for task in group.tasks if task.stage is Stage.FINAL]
+    writers = [task for task in group.tasks if task.stage is Stage.WRITING]
+    readers = [task for task in group.tasks if task.stage is Stage.READING and task.full_ms > 0]
+    for task in group.tasks:
+        task.rate = 0.0
+    if finals:
+        finals[0].rate = 1.0
+        return
+    inner = all(task.inner for task in writers)
+    for task in readers:
+        task.rate = 1.0 / (max(_NOTHING, task.rides[inner].ms if writers else task.full_ms) * len(readers))
+    if not writers or (readers and not group.cost.rides):
+        return
+    context = sum(task.prompt + task.output / 2 for task in writers) / len(writers)
+    step = group.cost.decode_ms(context, len(writers))
+    if readers:
+        step *= sum(task.rides[inner].slowed for task in readers) / len(readers)
+    for task in writers:
+        task.rate = 1.0 / max(step, _NOTHING)
+
+
+def _complete(task: Task, group: _Group, now: float) -> None:
+    """What a task did has come to its end."""
+    if task.stage is Stage.READING:
+        task.left = 0.0
+        _take_read(task)
+    elif task.stage is Stage.FINAL:
+        task.first, task.stage = now, Stage.WRITING
+        for other in group.tasks:
+            if other.stage is Stage.WRITING:  # a token of each came with the last step of the prompt
+                other.left = max(other.left - 1, _NOTHING) if other is not task else max(task.output - 1, _NOTHING)
+    else:
+        task.ended, task.stage = now, Stage.ENDED
+        group.tasks.remove(task)
