@@ -239,7 +239,7 @@ def ended_of(result: ChainResult) -> ChainEvent:
 def status_of(number: int, chains: int) -> StatusReply:
     limits = EngineLimits(
         engine="simulated 1", model="timing", max_model_len=4096, vocabulary_size=4096, block_size=16, kv_tokens=65536,
-        max_num_seqs=64, dtype="float32", device="timing model", grid_tokens=256, decode_first=True,
+        max_num_seqs=64, dtype="float32", device="timing model", grid_tokens=256, decode_first=True, overlap=True,
     )  # fmt: skip
     workers = [
         WorkerStatus(

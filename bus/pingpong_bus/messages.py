@@ -887,6 +887,8 @@ class Advice(_Value, frozen=True):
 
 
 class Explained(_Tagged, frozen=True):
+    """What placements of a chain should take at the moment, which would be taken, and what would make it faster."""
+
     request: int
     predictions: list[Prediction]
     """Every placement that the configured groups allow, the least first."""

@@ -89,13 +89,14 @@ def choose_mode(status: StatusReply, asked: ReadAheadMode | None) -> ReadAheadMo
     """
     names = [worker.name for worker in status.workers]
     limits = [worker.limits for worker in status.workers if worker.limits is not None]
-    overlaps = any(limit.decode_first for limit in limits)
+    overlaps = any(limit.overlap for limit in limits)
     if asked == "overlap" or (asked is None and len(names) == 1 and overlaps):
         if limits and not overlaps:
             raise UsageError(
-                "no engine of the daemon schedules decodes first, which overlap takes.",
+                "no engine of the daemon holds appends to a budget beside decodes, which overlap takes.",
                 field="mode",
-                hint="Leave `[decode_first]` enabled, and vLLM's `scheduler_cls` to pingpongd.",
+                hint="Leave `[decode_first]` enabled, and vLLM's `scheduler_cls` to pingpongd; or set vLLM's "
+                "`long_prefill_token_threshold`.",
             )
         return "overlap"
     if len(names) < 2:

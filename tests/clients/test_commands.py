@@ -390,13 +390,13 @@ async def test_verify_without_the_seed_of_the_first_run(link, daemon):
 
 
 async def test_verify_with_one_group_runs_nothing(link, daemon, chain_file):
-    daemon.edit_status = one_group(decode_first=False)
+    daemon.edit_status = one_group(overlap=False)
     for words in ([], ["--mode", "ping-pong"]):
         outcome = await link.command("verify", str(chain_file), *words)
         assert outcome.code == 2
         assert "the daemon has w0 alone" in str(outcome.error)
     outcome = await link.command("verify", str(chain_file), "--mode", "overlap")
-    assert str(outcome.error).startswith("mode: no engine of the daemon schedules decodes first")
+    assert str(outcome.error).startswith("mode: no engine of the daemon holds appends to a budget")
     assert submits(daemon) == []
 
 

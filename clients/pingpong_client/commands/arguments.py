@@ -34,7 +34,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_mode(parser: argparse.ArgumentParser) -> None:
     """The choice of placement."""
-    parser.add_argument("--mode", choices=get_args(Mode), default="auto", help="placement (default: auto)")
+    parser.add_argument(
+        "--mode",
+        choices=get_args(Mode),
+        default="auto",
+        help="placement: serial, one agent after the other on one group; ping-pong, reading ahead on another group; "
+        "overlap, reading ahead on the same; auto, the one that should take least now, see --explain (default: auto)",
+    )
 
 
 def add_exactness(parser: argparse.ArgumentParser, default: str) -> None:

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_exactness(parser, "what the chain says, else the daemon's choice")
     add_session(parser)
     add_json(parser)
-    parser.add_argument("--group", metavar="NAME", help="run on this device group alone, see `status`")
+    parser.add_argument(
+        "--group", metavar="NAME", help="run on this device group alone, in series or with --mode overlap; see `status`"
+    )
     parser.add_argument(
         "--priority", metavar="N", type=priority, default=0, help="-100 to 100; higher ones start first (default: 0)"
     )
@@ -48,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="run nothing: show what each placement should take now, which would be taken, and what would make the "
-        "chain faster",
+        help="run nothing: show what each placement should take now, by what the engines were measured to take; which "
+        "would be taken, and what would make the chain faster",
     )
     parser.add_argument("--detach", action="store_true", help="print the chain's id and return")
     parser.add_argument(
