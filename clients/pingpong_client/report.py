@@ -242,16 +242,12 @@ def _store_line(store: StoreStatus) -> str:
 
 
 def _predicted_lines(result: ChainResult) -> Iterable[str]:
-    """What was predicted, against what it took, and what the next best placement should have taken."""
+    """What was predicted, against what it took; `why` tells of the next best placement."""
     if result.predicted_ms is None:
         return
     words = f"predicted {milliseconds(result.predicted_ms)} ms"
     if result.state == "finished" and result.e2e_ms is not None and result.predicted_ms > 0:
         words += f", took {milliseconds(result.e2e_ms)} ({result.e2e_ms / result.predicted_ms - 1:+.1%})"
-    others = [each for each in result.predictions if each.placement != result.placement]
-    if others:
-        best = min(others, key=lambda each: each.e2e_ms)
-        words += f"; {best.placement} was predicted to take {milliseconds(best.e2e_ms)} ms"
     yield words
 
 
