@@ -23,7 +23,7 @@ from pathlib import Path
 
 from harness import LEVELS
 from load_report import render
-from load_rounds import LoadTest, Settings
+from load_rounds import LoadTest, Settings, run_tests
 from load_rows import Load, Round, Shape
 from load_sides import SideSpec, opened
 from pingpong_bus.errors import ChainFailed, PingpongError, UsageError
@@ -39,8 +39,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--config", type=Path, help="configuration of sides without a place")
     parser.add_argument("--socket", type=Path, help="running daemon of sides without a place (default: the usual)")
-    parser.add_argument("--at-once", type=int, metavar="N", help="chains submitted together")
-    parser.add_argument("--rate", type=float, metavar="R", help="chains a second that come by themselves")
+    parser.add_argument("--at-once", metavar="N,...", help="chains submitted together; several loads take turns")
+    parser.add_argument("--rate", metavar="R,...", help="chains a second that come by themselves; likewise")
     parser.add_argument("--seconds", type=float, metavar="S", help="with --rate: for how long")
     parser.add_argument("--profile", default="cpu", choices=PROFILES, help="shape of the chains")
     parser.add_argument("--prefix", type=int, help="tokens of each agent's own text, over the profile's")
@@ -60,16 +60,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def chosen_settings(options: argparse.Namespace) -> Settings:
-    """What all sides have in common.
-
-    Raises:
-        UsageError: the load is named twice, in part or not at all.
-    """
-    if (options.at_once is None) == (options.rate is None) or (options.rate is None) != (options.seconds is None):
-        raise UsageError("the load is either --at-once N, or --rate R with --seconds S.")
-    if min(options.at_once or 1, options.rate or 1, options.seconds or 1, options.rounds) <= 0:
-        raise UsageError("--at-once, --rate, --seconds and --rounds are above zero.")
+def chosen_settings(options: argparse.Namespace, load: Load) -> Settings:
+    """What all sides have in common under one load."""
     profile = PROFILES[options.profile]
     shape = Shape(
         prefix=options.prefix or profile.prefix,
@@ -78,15 +70,32 @@ def chosen_settings(options: argparse.Namespace) -> Settings:
         agents=options.agents or profile.agents,
     )
     return Settings(
-        load=Load(at_once=options.at_once, rate=options.rate, seconds=options.seconds),
+        load=load,
         shape=shape,
         cache=options.cache,
         exactness=options.exactness,
         seed=options.seed,
-        rounds=options.rounds,
-        budget_s=options.budget_s,
         patience_s=options.patience_s,
     )
+
+
+def chosen_loads(options: argparse.Namespace) -> list[Load]:
+    """The loads of the command line.
+
+    Raises:
+        UsageError: one is none, or there is none.
+    """
+    try:
+        at_once = [Load(at_once=int(text)) for text in (options.at_once or "").split(",") if text]
+        rates = [Load(rate=float(text), seconds=options.seconds) for text in (options.rate or "").split(",") if text]
+    except ValueError as error:
+        raise UsageError(f"--at-once or --rate: {error}.") from None
+    loads = at_once + rates
+    if not loads or bool(rates) != (options.seconds is not None):
+        raise UsageError("the load is --at-once N, or --rate R with --seconds S, or both.")
+    if min(load.at_once or load.rate or 0 for load in loads) <= 0 or (options.seconds or 1) <= 0:
+        raise UsageError("--at-once, --rate and --seconds are above zero.")
+    return loads
 
 
 def chosen_sides(texts: list[str], baseline: str | None) -> list[SideSpec]:
@@ -108,7 +117,7 @@ def chosen_sides(texts: list[str], baseline: str | None) -> list[SideSpec]:
 
 async def measure(options: argparse.Namespace) -> list[Round]:
     """Open all sides, run the rounds and return them."""
-    settings = chosen_settings(options)
+    loads = chosen_loads(options)
     specs = chosen_sides(options.side, options.baseline)
 
     def keep(row: Round) -> None:
@@ -117,7 +126,8 @@ async def measure(options: argparse.Namespace) -> list[Round]:
 
     with tempfile.TemporaryDirectory(prefix="pingpong-config-") as folder:
         async with opened(specs, options.config or options.socket, Path(folder)) as sides:
-            return await LoadTest(sides, settings, keep).run()
+            tests = [LoadTest(sides, chosen_settings(options, load), keep) for load in loads]
+            return await run_tests(tests, options.rounds, options.budget_s)
 
 
 def main() -> int:

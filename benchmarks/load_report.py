@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from decode_first_report import percentile
+from figures import saved_percent
 from load_rows import Gaps, Round
-from report import saved_percent
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

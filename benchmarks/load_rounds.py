@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -35,62 +36,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exactness: Exactness
     """Of all sides."""
     seed: int
-    rounds: int
-    budget_s: float | None
-    """No round starts that would not end within it, going by the longest so far; the first does."""
     patience_s: float
     """A chain that takes longer has failed."""
 
 
 class LoadTest:
-    """Runs the rounds on the sides.
+    """Runs rounds of one load on the sides.
 
     Args:
         keep: is given each line of results as soon as it is there.
     """
 
     def __init__(self, sides: Sequence[Side], settings: Settings, keep: Callable[[Round], None]) -> None:
-        self._sides = sides
-        self._settings = settings
+        self.sides = sides
+        self.settings = settings
         self._keep = keep
         limits = [worker.limits for side in sides for worker in side.status.workers if worker.limits]
         self._vocabulary = min(limit.vocabulary_size for limit in limits)
         self._kv_tokens = min(limit.kv_tokens for limit in limits)
         self._made_with = {side.spec.name: _origin(side) for side in sides}
 
-    async def run(self) -> list[Round]:
-        """Every side once with a chain alone to warm up, then all rounds."""
-        began = time.monotonic()
-        unloaded_ms = await self._warm_up()
-        rounds: list[Round] = []
-        longest_s = 0.0
-        for index in range(self._settings.rounds):
-            started = time.monotonic()
-            budget = self._settings.budget_s
-            if index and budget is not None and started - began + longest_s > budget:
-                print(f"{index} rounds fitted the budget of {budget:g} s", file=sys.stderr)
-                break
-            for side in in_order(self._sides, index, "alternate"):
-                row = await self._round(side, index, unloaded_ms)
-                self._keep(row)
-                rounds.append(row)
-                mean = sum(chain.e2e_ms or 0.0 for chain in row.finished) / max(1, len(row.finished))
-                print(
-                    f"round {index + 1} {side.spec.name}: {len(row.finished)} of {len(row.chains)} chains, "
-                    f"mean {mean:,.0f} ms, all within {row.makespan_ms:,.0f} ms",
-                    file=sys.stderr,
-                )
-            longest_s = max(longest_s, time.monotonic() - started)
-        return rounds
-
-    async def _warm_up(self) -> float:
-        """Have each side run a chain its way; returns what one takes in series alone on the first side's daemon."""
-        settings = self._settings
-        for number, side in enumerate(self._sides):
+    async def warm_up(self) -> None:
+        """Have each side run a chain its way."""
+        settings = self.settings
+        for number, side in enumerate(self.sides):
             await side.client.run(
                 self._chain(_ALONE + number), None, side.options(0, settings.exactness, settings.patience_s)
             )
-        first = self._sides[0].client
+
+    async def alone_ms(self) -> float:
+        """What one such chain takes in series, alone, on the first side's daemon."""
+        settings = self.settings
+        first = self.sides[0].client
         await first.reset_caches()
         options = SubmitOptions(mode="serial", exactness=settings.exactness)
         alone = await first.run(self._chain(_ALONE - 1), None, options)
@@ -98,7 +75,7 @@ class LoadTest:
         return round(alone.e2e_ms or 0.0, 1)
 
     def _chain(self, seed: int) -> Chain:
-        shape = self._settings.shape
+        shape = self.settings.shape
         profile = Profile(
             name=str(shape),
             prefix=shape.prefix,
@@ -106,10 +83,15 @@ class LoadTest:
             last_output=shape.last_output,
             agents=shape.agents,
         )
-        return ids_chain(profile, seed=self._settings.seed * 10 * _ALONE + seed, vocabulary=self._vocabulary)
+        return ids_chain(profile, seed=self.settings.seed * 10 * _ALONE + seed, vocabulary=self._vocabulary)
 
-    async def _round(self, side: Side, index: int, unloaded_ms: float) -> Round:
-        settings = self._settings
+    async def round(self, side: Side, index: int, unloaded_ms: float) -> Round:
+        """Run one round on one side, and keep it.
+
+        Args:
+            unloaded_ms: what one such chain takes in series, alone.
+        """
+        settings = self.settings
         due_ms = settings.load.arrivals_ms(f"{settings.seed}:{index}")
         chains = [self._chain(index * 10_000 + number) for number in range(len(due_ms))]
         await side.client.reset_caches()
@@ -127,7 +109,7 @@ class LoadTest:
         gaps = {group: Gaps() for group in side.groups}
         for log in logs:
             gaps[log.group].add(log.gaps_ms)
-        return Round(
+        row = Round(
             side=side.spec.name,
             how=side.spec.how,
             decode_first=side.decode_first,
@@ -146,15 +128,18 @@ class LoadTest:
             missed_tokens=sum(log.missed for log in logs),
             provenance=self._made_with[side.spec.name],
         )
+        self._keep(row)
+        _tell(row)
+        return row
 
     async def _fill(self, side: Side, chains: Sequence[Chain]) -> int:
         """Fill every group's prefix cache with prefixes of the chains; returns of how many, for they have to fit."""
-        each = self._settings.shape.prefix * self._settings.shape.agents
+        each = self.settings.shape.prefix * self.settings.shape.agents
         fitting = chains[: int(self._kv_tokens * _WARM_SHARE) // each]
 
         async def fill(group: str) -> None:
             for chain in fitting:
-                options = SubmitOptions(mode="serial", group=group, exactness=self._settings.exactness)
+                options = SubmitOptions(mode="serial", group=group, exactness=self.settings.exactness)
                 await side.client.run(filling_chain(chain), None, options)
 
         await asyncio.gather(*map(fill, side.groups))
@@ -164,7 +149,7 @@ class LoadTest:
         """Submit a chain when it is due and follow it to its end; a failure is a row, too."""
         await asyncio.sleep(max(0.0, zero + due_ms / 1e3 - time.monotonic()))
         submitted_ms = (time.monotonic() - zero) * 1e3
-        settings = self._settings
+        settings = self.settings
         try:
             options = side.options(number, settings.exactness, settings.patience_s)
             chain_id = await side.client.submit(chain, None, options, follow=True)
@@ -177,6 +162,40 @@ class LoadTest:
         except PingpongError as error:
             return ChainRow(due_ms=round(due_ms, 1), submitted_ms=round(submitted_ms, 1), error=str(error))
         return _chain_row(result, due_ms, submitted_ms, ended_ms)
+
+
+async def run_tests(tests: Sequence[LoadTest], rounds: int, budget_s: float | None) -> list[Round]:
+    """Warm all sides up, then run rounds of all tests, which take turns.
+
+    Args:
+        tests: of the same sides and shape of chains under several loads.
+        rounds: of each.
+        budget_s: no round starts that would not end within it, going by the longest of its test so far; the first
+            of each does. None: all are run.
+    """
+    began = time.monotonic()
+    await tests[0].warm_up()
+    unloaded_ms = await tests[0].alone_ms()
+    found: list[Round] = []
+    longest_s = [0.0] * len(tests)
+    for index in range(rounds):
+        for number, test in enumerate(tests):
+            started = time.monotonic()
+            if index and budget_s is not None and started - began + longest_s[number] > budget_s:
+                print(f"{test.settings.load}: round {index + 1} would not fit the budget", file=sys.stderr)
+                continue
+            found += [await test.round(side, index, unloaded_ms) for side in in_order(test.sides, index, "alternate")]
+            longest_s[number] = max(longest_s[number], time.monotonic() - started)
+    return found
+
+
+def _tell(row: Round) -> None:
+    mean = sum(chain.e2e_ms or 0.0 for chain in row.finished) / max(1, len(row.finished))
+    print(
+        f"{row.load}, round {row.index + 1}, {row.side}: {len(row.finished)} of {len(row.chains)} chains, "
+        f"mean {mean:,.0f} ms, all within {row.makespan_ms:,.0f} ms",
+        file=sys.stderr,
+    )
 
 
 def _chain_row(result: ChainResult, due_ms: float, submitted_ms: float, ended_ms: float) -> ChainRow:
@@ -197,8 +216,10 @@ def _chain_row(result: ChainResult, due_ms: float, submitted_ms: float, ended_ms
 
 
 def _origin(side: Side) -> dict[str, Any]:
-    """Its provenance, without the command line: that names folders."""
-    return {key: value for key, value in made_with(side.status).items() if key != "arguments"}
+    """Its provenance, without what names folders: the command line, and where the model lies."""
+    found = made_with(side.status)
+    engines = [{**engine, "model": Path(engine["model"]).name} for engine in found["engines"]]
+    return {key: value for key, value in found.items() if key != "arguments"} | {"engines": engines}
 
 
 def _rounded(ms: float | None) -> float | None:

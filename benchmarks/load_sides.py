@@ -22,7 +22,7 @@ from pingpong_client import AsyncClient
 from token_times import TokenTimes
 
 HOWS: tuple[How, ...] = get_args(How)
-_DECODE_FIRST = re.compile(r"^\[decode_first\]\n(?:(?!\[).*\n?)*", re.MULTILINE)
+_DECODE_FIRST = re.compile(r"^\[decode_first\].*\n(?:(?!\[).*\n?)*", re.MULTILINE)
 
 
 class SideSpec(msgspec.Struct, frozen=True):
