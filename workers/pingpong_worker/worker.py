@@ -19,6 +19,9 @@ from pingpong_bus.errors import ChainError, ConfigError, EngineError, EngineLost
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
+    Calibrate,
+    Calibrated,
+    EngineFigures,
     Hello,
     HopEnded,
     HopSpec,
@@ -41,6 +44,7 @@ from pingpong_bus.messages import (
 from pingpong_bus.publisher import Publisher
 from pingpong_bus.slab import Slab
 from pingpong_bus.subscriber import Subscriber
+from pingpong_worker.calibrator import Calibrator
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Engine
 from pingpong_worker.heartbeat import Pulse
@@ -75,6 +79,7 @@ class Serving:
     prompts: PromptCodec | None
     hops: Hops
     meter: StepMeter
+    calibrator: Calibrator
 
 
 class Worker:
@@ -161,8 +166,10 @@ class Worker:
         # A collection of all that loading has left would stall tokens for 100 ms and more (sgl-project/sglang#9241).
         gc.collect()
         gc.freeze()
-        self._serving = Serving(engine, surroundings.prompts, hops, surroundings.meter)
-        self._send(Ready(limits=engine.limits))
+        calibrator = Calibrator(engine, self._config)
+        figures = await self._figures(calibrator) if self._config.calibrate else None
+        self._serving = Serving(engine, surroundings.prompts, hops, surroundings.meter, calibrator)
+        self._send(Ready(limits=engine.limits, figures=figures))
         reason: EngineError | None = None
         try:
             await pulse.run()
@@ -172,6 +179,13 @@ class Worker:
         finally:
             self._serving = None
             await hops.close(reason)
+
+    async def _figures(self, calibrator: Calibrator) -> EngineFigures | None:
+        """What the engine takes, from a file or measured now."""
+        if (kept := calibrator.kept()) is not None:
+            return kept
+        self._send(Loading(stage="measuring the engine"))
+        return await calibrator.at_start()
 
     def _report_failure(self, error: PingpongError) -> None:
         """Say why the worker ends, once."""
@@ -218,15 +232,20 @@ class Worker:
             return
         match message:
             case StartHop(spec=spec):
+                serving.calibrator.give_way()
                 serving.hops.start(spec)
             case AbortHop(hop=hop):
                 serving.hops.abort(hop)
             case Prepare(request=request):
                 self._answer(request, self._prepare(serving, message))
             case ResetPrefixCache(request=request):
+                serving.calibrator.give_way()
                 self._answer(request, self._reset(serving, request))
             case ScoreNext(request=request):
+                serving.calibrator.give_way()
                 self._answer(request, self._score(serving, message))
+            case Calibrate(request=request):
+                self._answer(request, self._calibrate(serving, request))
 
     def _refuse(self, message: SupervisorMessage) -> None:
         """Answer what only a serving worker can do; there is such a message where a worker fails just then."""
@@ -237,7 +256,12 @@ class Worker:
                 self._send(HopEnded(hop=hop, state="lost", at_ns=at, code=EngineLost.__name__, message=why))
             case AbortHop(hop=hop):
                 self._send(HopEnded(hop=hop, state="aborted", at_ns=time.monotonic_ns()))
-            case Prepare(request=request) | ResetPrefixCache(request=request) | ScoreNext(request=request):
+            case (
+                Prepare(request=request)
+                | ResetPrefixCache(request=request)
+                | ScoreNext(request=request)
+                | Calibrate(request=request)
+            ):
                 self._send(RequestFailed(request=request, code=EngineLost.__name__, message=why))
 
     def _answer(self, request: int, work: Coroutine[None, None, WorkerMessage]) -> None:
@@ -282,6 +306,11 @@ class Worker:
     async def _reset(self, serving: Serving, request: int) -> WorkerMessage:
         await serving.engine.reset_prefix_cache()
         return PrefixCacheReset(request=request)
+
+    async def _calibrate(self, serving: Serving, request: int) -> WorkerMessage:
+        if open_hops := serving.hops.load()[0]:
+            raise EngineError(f"{open_hops} hops run on the engine.", hint="Measure it when none does.")
+        return Calibrated(request=request, figures=await serving.calibrator.measure())
 
     async def _score(self, serving: Serving, message: ScoreNext) -> WorkerMessage:
         """One at a time: what is scored together would round differently."""

@@ -1,0 +1,78 @@
+"""When an engine is measured: at its start, unless it was before, and when the supervisor asks; users go first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from pingpong_bus.errors import EngineError
+from pingpong_bus.messages import EngineFigures
+from pingpong_worker.calibration import calibrate
+from pingpong_worker.config import WorkerConfig
+from pingpong_worker.engine import Engine
+from pingpong_worker.figures_file import figures_kind, load_figures, save_figures
+
+_LIMIT_S = 90.0
+"""An engine that takes longer hangs; it is not for the measuring to say so."""
+_LET_GO_S = 1.0
+"""How long it may take to end what was measured."""
+_log = logging.getLogger("pingpong_worker")
+
+
+class Calibrator:
+    """Measures one engine, one run at a time."""
+
+    def __init__(self, engine: Engine, config: WorkerConfig) -> None:
+        """Args:
+        engine: started.
+        config: what the worker was told.
+        """
+        self._engine = engine
+        self._config = config
+        self._run: asyncio.Task[EngineFigures] | None = None
+        self._gave_way = False
+
+    def kept(self) -> EngineFigures | None:
+        """Figures of an earlier start of such an engine, if there are any."""
+        return load_figures(figures_kind(self._engine.limits, self._config))
+
+    async def at_start(self) -> EngineFigures | None:
+        """Measure the engine; None, and a line in the log, where that fails: the engine may serve all the same."""
+        try:
+            return await self.measure()
+        except EngineError as error:
+            _log.warning("the engine was not measured, and placements go by a rule of thumb: %s", error)
+            return None
+
+    async def measure(self) -> EngineFigures:
+        """Measure the engine, and keep the figures for its next start.
+
+        Raises:
+            EngineError: it failed, gave way to others, takes too long, or is being measured already.
+        """
+        if self._run is not None:
+            raise EngineError("the engine is being measured already.", hint="Wait for that.")
+        self._gave_way = False
+        self._run = run = asyncio.create_task(calibrate(self._engine, self._config.paces), name="calibration")
+        try:
+            await asyncio.wait([run], timeout=_LIMIT_S)
+        finally:
+            self._run = None
+            run.cancel()
+            await asyncio.wait([run], timeout=_LET_GO_S)
+        if not run.done() or run.cancelled():
+            raise EngineError("it gave way to other work." if self._gave_way else f"it took more than {_LIMIT_S:g} s.")
+        error = run.exception()
+        if isinstance(error, EngineError):
+            raise error
+        if error is not None:  # a fault of ours: it costs the figures only
+            _log.error("measuring the engine failed", exc_info=error)
+            raise EngineError(f"the measuring failed: {type(error).__name__}: {error}") from error
+        save_figures(figures_kind(self._engine.limits, self._config), run.result())
+        return run.result()
+
+    def give_way(self) -> None:
+        """End a run that is under way: somebody wants the engine."""
+        if self._run is not None:
+            self._gave_way = True
+            self._run.cancel()
