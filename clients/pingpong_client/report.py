@@ -246,6 +246,8 @@ def _predicted_lines(result: ChainResult) -> Iterable[str]:
     if result.predicted_ms is None:
         return
     words = f"predicted {milliseconds(result.predicted_ms)} ms"
+    if any(agent.finish_reason == "stop" for agent in result.agents):
+        words += " with outputs of full length"  # how early an agent stops is not known before
     if result.state == "finished" and result.e2e_ms is not None and result.predicted_ms > 0:
         words += f", took {milliseconds(result.e2e_ms)} ({result.e2e_ms / result.predicted_ms - 1:+.1%})"
     yield words

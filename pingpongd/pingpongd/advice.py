@@ -24,6 +24,8 @@ WORTH_HIDING = 0.05
 WORTH_MS = 1.0
 """An advice that should save less has no number."""
 
+_GPUS = ("cuda:", "GPU-", "MIG-")
+"""How the names of GPUs begin in a configuration."""
 _MOST_NAMES = 4
 _MOST_DOCUMENTS = 3
 
@@ -204,7 +206,7 @@ def _decode_bound(case: _Case) -> Iterator[Advice]:
 def _other_groupings(case: _Case) -> Iterator[Advice]:
     """Groups of other GPUs, where what a chain takes is what such groups are better at."""
     gpus = {
-        group.name: [device for device in case.devices.get(group.name, ()) if not device.startswith("cpu:")]
+        group.name: [device for device in case.devices.get(group.name, ()) if device.startswith(_GPUS)]
         for group in case.groups
     }
     best = case.best

@@ -109,9 +109,12 @@ async def test_results_show_predicted_against_actual(link, daemon, chain_file):
     daemon.edit = lambda submit, result: msgspec.structs.replace(
         result, predictions=[READ_AHEAD, SERIAL], predicted_ms=2400.0
     )
-    expected = "predicted 2,400 ms, took 2,500 (+4.2%)"
+    expected = "predicted 2,400 ms with outputs of full length, took 2,500 (+4.2%)"
     for words in (["submit", str(chain_file)], ["result", "c0"]):
         assert (await link.command(*words)).out.splitlines()[-2] == expected
+    full = [msgspec.structs.replace(agent, finish_reason="length") for agent in daemon.results["c0"].agents]
+    daemon.results["c0"] = msgspec.structs.replace(daemon.results["c0"], agents=full)
+    assert (await link.command("result", "c0")).out.splitlines()[-2] == "predicted 2,400 ms, took 2,500 (+4.2%)"
 
 
 async def test_status_shows_what_engines_were_measured_to_take(link, daemon, monkeypatch):
