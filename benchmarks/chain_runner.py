@@ -45,6 +45,9 @@ class ChainRunner:
         status: of the daemon, all of it ready.
         daemon: what its rows are called, where there are several.
         arguments: of the command, for the provenance; None: those of this process.
+
+    Attributes:
+        times: when tokens come, of all groups.
     """
 
     def __init__(
@@ -56,17 +59,17 @@ class ChainRunner:
         self._provenance: dict[str, Any] = made_with(status)
         if arguments is not None:
             self._provenance["arguments"] = list(arguments)
-        self._times = TokenTimes(client.socket.parent)
+        self.times = TokenTimes(client.socket.parent)
         self._presend: dict[int, tuple[Chain, list[PresendAgent]]] = {}
 
     async def __aenter__(self) -> Self:
-        await self._times.__aenter__()
+        await self.times.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._times.__aexit__(kind, error, trace)
+        await self.times.__aexit__(kind, error, trace)
 
     @property
     def groups(self) -> list[str]:
@@ -119,7 +122,7 @@ class ChainRunner:
         """
         presend = await self.presend_agents(chain) if way.mode == "presend" else []
         await self.set_caches(chain, settings.cache, exactness)
-        await self._times.take()
+        await self.times.take()
         started = time.monotonic()
         if way.mode == "presend":
             groups = [way.group] if way.group else self.groups
@@ -156,7 +159,7 @@ class ChainRunner:
             forced_lengths=settings.forced_lengths,
             seed=settings.seed,
             temperature=settings.temperature,
-            gaps=self._by_group(await self._times.take()),
+            gaps=self._by_group(await self.times.take()),
             provenance=self._provenance,
         )
         return msgspec.structs.replace(run, baseline=baseline or run.row)

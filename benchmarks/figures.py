@@ -123,6 +123,16 @@ def hidden_shares(serial: Sequence[Run], other: Sequence[Run]) -> list[float]:
     return shares
 
 
+def devices_used(runs: Sequence[Run]) -> int:
+    """Devices that the chain's agents ran on, of the run that used most: comparisons are fair on as many."""
+    used = []
+    for run in runs:
+        devices = {engine["group"]: engine.get("devices", []) for engine in run.provenance.get("engines", [])}
+        workers = {agent.worker for agent in run.result.agents}
+        used.append(sum(len(devices.get(worker, [worker])) for worker in workers))
+    return max(used)
+
+
 def decode_ms_by_group(run: Run) -> dict[str, float]:
     """Of each group, milliseconds a token of the agents that it decoded, their first tokens left out."""
     spent: dict[str, float] = {}

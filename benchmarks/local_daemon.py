@@ -8,8 +8,8 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import msgspec
 from pingpong_bus.errors import PingpongError
 
 LogEvent = dict[str, Any]
+PROGRAM = ("-m", "pingpongd")
 
 STOP_S = 60.0
 """An engine takes some seconds to shut down; a daemon that takes longer than this is killed."""
@@ -37,7 +38,7 @@ async def local_daemon(
     flags: Sequence[str] = (),
     runtime_dir: Path | None = None,
     on_event: Callable[[LogEvent], None] = lambda _: None,
-    program: Sequence[str] = ("-m", "pingpongd"),
+    program: Sequence[str] = PROGRAM,
 ) -> AsyncIterator[Path]:
     """Run a daemon and yield its folder of sockets once all engines serve. Its chains are kept only as long.
 
@@ -48,11 +49,22 @@ async def local_daemon(
         flags: more flags of `pingpongd`.
         runtime_dir: where its sockets are; None: a private temporary folder.
         on_event: is given each record of the daemon's log.
-        program: what Python runs, with the flags of `pingpongd`.
+        program: what Python runs in place of pingpongd, with the same flags.
 
     Raises:
         DaemonEnded: it ended before it was ready; the message has its last words.
     """
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="pingpong-") as private:
+        folder = runtime_dir or Path(private) / "run"
+        async with daemon_process(
+            config, folder, Path(private) / "state", flags=flags, on_event=on_event, program=program
+        ):
+            yield folder
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP cancel the task that enters it."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine always runs in a task
     loop = asyncio.get_running_loop()
@@ -61,24 +73,40 @@ async def local_daemon(
     for number in handled:
         loop.add_signal_handler(number, task.cancel)
     try:
-        with tempfile.TemporaryDirectory(prefix="pingpong-") as private:
-            folder = runtime_dir or Path(private) / "run"
-            async with _process(config, folder, Path(private) / "state", [*program, *flags], on_event):
-                yield folder
+        yield
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
 
 
 @asynccontextmanager
-async def _process(
-    config: Path, folder: Path, state: Path, command: Sequence[str], on_event: Callable[[LogEvent], None]
+async def daemon_process(
+    config: Path,
+    folder: Path,
+    state: Path,
+    *,
+    flags: Sequence[str] = (),
+    on_event: Callable[[LogEvent], None] = lambda _: None,
+    program: Sequence[str] = PROGRAM,
 ) -> AsyncIterator[None]:
+    """Run a daemon; the body begins once all engines serve.
+
+    Args:
+        config: its TOML file.
+        folder: of its sockets.
+        state: where it keeps chains.
+        flags: more flags of `pingpongd`.
+        on_event: is given each record of its log.
+        program: as of `local_daemon`.
+
+    Raises:
+        DaemonEnded: it ended before it was ready; the message has its last words.
+    """
     ready = asyncio.Event()
     last_lines: deque[str] = deque(maxlen=5)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *(*command, "--config", str(config), "--runtime-dir", str(folder), "--log-format", "json"),
+        *(*program, "--config", str(config), "--runtime-dir", str(folder), "--log-format", "json", *flags),
         stderr=asyncio.subprocess.PIPE,
         limit=2**22,
         env=os.environ | {"PYTHONUNBUFFERED": "1", "STATE_DIRECTORY": str(state)},

@@ -1,0 +1,144 @@
+"""The daemons of a suite: all up at the same time, each with a configuration, sockets and a store of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chain_runner import ChainRunner
+from harness import check_ready
+from load_rows import How
+from load_sides import Side, SideSpec
+from local_daemon import DaemonEnded, LogEvent, daemon_process
+from pingpong_bus.errors import ConfigError, PingpongError
+from pingpong_bus.messages import StatusReply
+from pingpong_client import AsyncClient
+from suite_plan import Suite, as_toml, merged
+from token_times import TokenTimes
+
+Say = Callable[[str], None]
+
+
+class Daemon(msgspec.Struct, frozen=True):
+    """One that serves."""
+
+    name: str
+    client: AsyncClient
+    status: StatusReply
+    runner: ChainRunner
+    times: TokenTimes
+
+    def side(self, how: How) -> Side:
+        """As a load test wants it."""
+        return Side(SideSpec(f"{self.name} {how}", None, how), self.client, self.status, self.times)
+
+
+def daemon_config(suite: Suite, base: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a daemon of the suite is started with; the instance is named for it."""
+    return merged(merged(base, suite.daemons[name].changes), {"instance": f"suite-{name}"})
+
+
+@asynccontextmanager
+async def serving(
+    suite: Suite, file: Path, names: Sequence[str], folder: Path, out: Path, start_s: float, say: Say
+) -> AsyncIterator[dict[str, Daemon]]:
+    """Start daemons, each when those that it comes after serve, and yield those that came up; stop all at the end.
+
+    One that does not come up is told of and left out.
+
+    Args:
+        file: of the suite, for its configuration is named from there.
+        names: of the daemons, each behind those that it comes after.
+        folder: for configurations, sockets and stores.
+        out: where their logs are written.
+        start_s: how long all may take.
+
+    Raises:
+        ConfigError: the configuration cannot be read.
+        DaemonEnded: none came up.
+    """
+    try:
+        base = tomllib.loads((file.parent / suite.config).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{suite.config}: {error}.") from None
+    stop = asyncio.Event()
+    hosts: dict[str, _Host] = {}
+    for name in names:
+        config = folder / f"{name}.toml"
+        config.write_text(as_toml(daemon_config(suite, base, name)), encoding="utf-8")
+        before = [hosts[other].settled for other in suite.daemons[name].after if other in hosts]
+        hosts[name] = _Host(name, config, folder, out, before, stop, say)
+    tasks = [asyncio.create_task(host.run()) for host in hosts.values()]
+    try:
+        await asyncio.wait([asyncio.create_task(host.settled.wait()) for host in hosts.values()], timeout=start_s)
+        up = [host for host in hosts.values() if host.serves]
+        if not up:
+            raise DaemonEnded("no daemon of the suite came up.")
+        async with AsyncExitStack() as stack:
+            yield {host.name: await _connected(host, stack) for host in up}
+    finally:
+        stop.set()
+        for host, task in zip(hosts.values(), tasks, strict=True):
+            if not host.settled.is_set():
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Host:
+    """Runs one daemon for as long as the suite takes; `settled` once it serves or has failed."""
+
+    def __init__(
+        self,
+        name: str,
+        config: Path,
+        folder: Path,
+        out: Path,
+        before: Sequence[asyncio.Event],
+        stop: asyncio.Event,
+        say: Say,
+    ) -> None:
+        self.name = name
+        self.sockets = folder / name
+        self.settled = asyncio.Event()
+        self.serves = False
+        self._config = config
+        self._state = folder / f"{name}-state"
+        self._log = out / f"daemon-{name}.log"
+        self._before = before
+        self._stop = stop
+        self._say = say
+
+    async def run(self) -> None:
+        for event in self._before:
+            await event.wait()
+        self._say(f"{self.name} starts")
+        with self._log.open("ab") as log:
+
+            def keep(event: LogEvent) -> None:
+                log.write(msgspec.json.encode(event) + b"\n")
+                log.flush()
+
+            try:
+                async with daemon_process(self._config, self.sockets, self._state, on_event=keep):
+                    self.serves = True
+                    self.settled.set()
+                    self._say(f"{self.name} serves")
+                    await self._stop.wait()
+            except PingpongError as error:
+                self._say(f"{self.name} did not come up: {error}")
+            finally:
+                self.settled.set()
+
+
+async def _connected(host: _Host, stack: AsyncExitStack) -> Daemon:
+    client = await stack.enter_async_context(AsyncClient(host.sockets))
+    status = await client.status()
+    check_ready(status)
+    runner = await stack.enter_async_context(ChainRunner(client, status, daemon=host.name, arguments=[]))
+    return Daemon(host.name, client, status, runner, runner.times)

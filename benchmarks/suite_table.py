@@ -1,0 +1,111 @@
+"""What a run of a suite says, in short tables. Pure: runs in, text out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from figures import (
+    baseline,
+    comparable,
+    decode_slowdown,
+    devices_used,
+    exactness,
+    hidden_share,
+    inter_token,
+    measured,
+    saved_percent,
+)
+from load_rows import Gaps, Round
+from runs import Run
+
+
+def render(runs: Sequence[Run], load: Sequence[Round]) -> str:
+    """All cells, those of one chain first.
+
+    Times are medians. hidden: of the TTFT that could be. decode: by group, a token over one of the same agents in the
+    row compared with. p99: by group, the slowest step in a hundred over its.
+    """
+    return "\n".join([*map(_chains, comparable(runs)), *_loads(load)])
+
+
+def _chains(runs: Sequence[Run]) -> str:
+    rows = measured(runs)
+    lines = [
+        f"## {runs[0].profile}, {runs[0].cache} cache, exactness {runs[0].exactness}",
+        "",
+        "| row | devices | runs | E2E, ms | min | max | saved | against | hidden | decode | p99 | exact | predicted |",
+        "|---|--:|--:|--:|--:|--:|--:|---|--:|---|---|--:|--:|",
+    ]
+    for row, found in rows.items():
+        times = [run.e2e_ms for run in found]
+        cells = [
+            row,
+            str(devices_used(found)),
+            str(len(found)),
+            f"{statistics.median(times):,.0f}",
+            f"{min(times):,.0f}",
+        ]
+        cells.append(f"{max(times):,.0f}")
+        reference = baseline(rows, row)
+        if reference and reference is not found:
+            before = statistics.median(run.e2e_ms for run in reference)
+            share = hidden_share(reference, found)
+            slower = decode_slowdown(reference, found)
+            cells += [f"{saved_percent(before, statistics.median(times)):.1f} %", found[0].baseline]
+            cells.append("-" if share is None else f"{share:.3f}")
+            cells.append(", ".join(f"{group} {ratio:.3f}" for group, ratio in slower.items()))
+            cells.append(_tails(reference, found))
+            equal = exactness(reference, found)
+            cells.append(f"{equal.exact} of {equal.compared}")
+        else:
+            cells += ["-"] * 6
+        off = [100 * (run.result.predicted_ms / run.e2e_ms - 1) for run in found if run.result.predicted_ms]
+        cells.append(f"{statistics.median(off):+.1f} %" if off else "-")
+        lines.append(f"| {' | '.join(cells)} |")
+    chosen = [f"{run.result.placement}@{run.result.agents[0].worker}" for run in runs if run.mode == "auto"]
+    if chosen:
+        lines += ["", f"auto took {', '.join(chosen)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _tails(reference: Sequence[Run], runs: Sequence[Run]) -> str:
+    """The slowest step in a hundred, over that of the same group in the reference, or of the reference's first."""
+    before, after = inter_token(reference), inter_token(runs)
+    if not before:
+        return "-"
+    first = next(iter(before.values()))
+    return ", ".join(f"{group} {gaps.p99 / before.get(group, first).p99:.2f}" for group, gaps in after.items())
+
+
+def _loads(rounds: Sequence[Round]) -> list[str]:
+    tables = []
+    for shape, load, cache in dict.fromkeys((one.shape, one.load, one.cache) for one in rounds):
+        some = [one for one in rounds if (one.shape, one.load, one.cache) == (shape, load, cache)]
+        lines = [
+            f"## {load}, {shape}, {cache} cache",
+            "",
+            "| side | rounds | mean E2E, ms | saved | all within, ms | ITL p50 | p99 | chains finished |",
+            "|---|--:|--:|--:|--:|--:|--:|--:|",
+        ]
+        sides = {side: [one for one in some if one.side == side] for side in dict.fromkeys(one.side for one in some)}
+        stock = next((found for found in sides.values() if found[0].how == "round-robin"), [])
+        for side, found in sides.items():
+            gaps = Gaps()
+            for one in found:
+                for group in one.gaps.values():
+                    gaps.merge(group)
+            saved = f"{saved_percent(_mean_ms(stock), _mean_ms(found)):.1f} %" if stock and found is not stock else "-"
+            lines.append(
+                f"| {side} | {len(found)} | {_mean_ms(found):,.0f} | {saved} "
+                f"| {statistics.fmean(one.makespan_ms for one in found):,.0f} | {gaps.percentile_ms(50):.2f} "
+                f"| {gaps.percentile_ms(99):.2f} | {sum(len(one.finished) for one in found)} of "
+                f"{sum(len(one.chains) for one in found)} |"
+            )
+        tables.append("\n".join(lines) + "\n")
+    return tables
+
+
+def _mean_ms(rounds: Sequence[Round]) -> float:
+    times = [chain.e2e_ms or 0.0 for one in rounds for chain in one.finished]
+    return statistics.fmean(times) if times else float("nan")
