@@ -20,6 +20,8 @@ from pingpong_bus.messages import (
     ChainSummary,
     ClientRequest,
     DaemonMessage,
+    Explain,
+    Explained,
     StatusReply,
     Submit,
 )
@@ -61,6 +63,10 @@ class FakeChains:
             self.keys[request.key] = chain
         self.results[chain] = ChainResult(id=chain, name=request.chain.name, state="running", error=self.error)
         return chain
+
+    async def explain(self, request: Explain) -> Explained:
+        await self.tokenizing.wait()
+        return Explained(request=request.request, predictions=[], chosen=None, placement="serial", why="only")
 
     def start_waiting(self) -> None:
         self.calls.append("start_waiting")

@@ -22,7 +22,8 @@ from pingpong_bus.messages import (
 )
 from pingpong_bus.messages import ChainState as ChainStateName
 from pingpongd.chain_state import ChainState, Phase, Stage, new_chain
-from pingpongd.placement import ChainShape, Plan, chain_shape
+from pingpongd.placement import Plan
+from pingpongd.shapes import ChainShape, submitted_shape
 from pingpongd.stored import AgentOutcome, Job, LiveChain
 
 AgentStateName = Literal["waiting", "reading", "writing", "finished", "failed", "cancelled"]
@@ -117,15 +118,7 @@ class ChainRecord:
         cls, chain_id: str, job: Job, upstreams: tuple[tuple[int, ...], ...], submitted_ns: int
     ) -> ChainRecord:
         """A chain that has just been accepted."""
-        shape = chain_shape(
-            upstreams,
-            job.prepared,
-            job.exact.grid,
-            outputs=[agent.max_tokens for agent in job.chain.agents],
-            start=job.chain.start,
-            isolated=job.options.isolate,
-            append_tokens=job.options.append_tokens,
-        )
+        shape = submitted_shape(job.chain, job.options, upstreams, job.prepared, job.exact.grid)
         state = new_chain(upstreams, job.chain.start)
         return cls(chain_id, job, shape, submitted_ns, state, [AgentRecord() for _ in job.chain.agents])
 
@@ -268,6 +261,8 @@ class ChainRecord:
             resumed=self.recovered or any(agent.resumed for agent in self.agents),
             exactness=self.job.exact.level,
             grid=self.job.exact.grid,
+            predictions=list(self.plan.predictions) if self.plan else [],
+            predicted_ms=self.plan.predicted.e2e_ms if self.plan and self.plan.predicted else None,
         )
 
     def summary(self, now_ns: int) -> ChainSummary:

@@ -60,7 +60,7 @@ from pingpongd.config import DaemonConfig
 from pingpongd.fleet import Fleet, Worker
 from pingpongd.hop_room import HopRoom
 from pingpongd.hop_specs import hop_spec
-from pingpongd.placement import Plan, place
+from pingpongd.planner import Planner
 from pingpongd.scoring import Scoring
 
 _log = structlog.get_logger()
@@ -100,6 +100,7 @@ class ChainRuns:
         self.room = HopRoom(config)
         self.configure(config)
         self.tell = ChainTeller(publish)
+        self.planner = Planner(self.room)
         self.scoring = Scoring(self.room, self._retry_held)
         self._slab = slab
         self._listener = listener
@@ -117,32 +118,10 @@ class ChainRuns:
         # One loss before a group would be given up: who is alone then and loses another engine has failed.
         self.room.suspect_after = max(1, config.restart.give_up_after - 2)
 
-    def plan(self, record: ChainRecord) -> Plan:
-        """Where the chain's agents are to run.
-
-        A group that is down counts where the chain needs it: it comes back, or its agents run elsewhere meanwhile.
-
-        Raises:
-            PingpongError: a group that the chain needs is gone for good.
-        """
-        mode, group = record.options.mode, record.options.group
-        ready, standing = self.room.groups(), self.room.standing()
-        if group is not None:
-            names = [view.name for view in ready]
-            return place(record.shape, mode, ready if group in names else standing, record.number, group)
-        if mode == "overlap" and not any(view.overlap for view in ready):
-            return place(record.shape, mode, standing, record.number)
-        if mode == "ping-pong" and len(ready) < 2:
-            if len(standing) >= 2:
-                return place(record.shape, mode, standing, record.number)
-            plan = place(record.shape, "serial", ready, record.number)
-            return Plan(plan.placement, plan.groups, "asked for ping-pong, and one group is left")
-        return place(record.shape, mode, ready, record.number)
-
     def start(self, record: ChainRecord) -> None:
         """Give a chain its logs and begin; there have to be as many free ones as it has agents."""
         try:
-            record.plan = self.plan(record)
+            record.plan = self.planner.plan(record)
         except PingpongError as error:  # the groups have changed since it was accepted
             self.apply(record, FailAsked(str(error)))
             return
@@ -154,6 +133,7 @@ class ChainRuns:
                 writer.close(agent.finish_reason or "stop", agent.stop_token)
             else:
                 agent.worker = group
+        self.planner.began(record)
         self._listener.chain_started(record)
         self.tell.started(record)
         self.apply(record, Admitted(record.plan.placement))
@@ -425,6 +405,7 @@ class ChainRuns:
             if agent.stream is not None:
                 self._slab.free(agent.stream)
                 agent.stream = None
+        self.planner.ended(record, stage)
         self._listener.chain_ended(record, stage, error)
 
     # ------------------------------------------------------------------------------------------------------- helpers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pingpong_bus.messages import ChainResult, ChainSummary, Submit
+from pingpong_bus.messages import ChainResult, ChainSummary, Explain, Explained, Submit
 
 
 class ChainService(Protocol):
@@ -16,6 +16,10 @@ class ChainService(Protocol):
 
         An accepted chain has no events before the next turn of the event loop.
         """
+        ...
+
+    async def explain(self, request: Explain) -> Explained:
+        """What a chain should take; checked like a submission, and neither kept nor run."""
         ...
 
     def start_waiting(self) -> None:

@@ -11,28 +11,27 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 import structlog
 
-from pingpong_bus.chain import Chain, resolve_inputs, upstreams
-from pingpong_bus.chain import validate_chain as check_chain
-from pingpong_bus.errors import ChainNotFound, Overloaded, PingpongError, StoreError, UsageError
-from pingpong_bus.messages import ChainEvent, ChainResult, ChainSummary, PreparedAgent, Submit
+from pingpong_bus.chain import Chain
+from pingpong_bus.errors import ChainNotFound, PingpongError, StoreError, UsageError
+from pingpong_bus.messages import ChainEvent, ChainResult, ChainSummary, Explain, Explained, Submit
 from pingpong_bus.messages import ChainState as ChainStateName
 from pingpong_bus.slab import Slab
-from pingpongd.admission import Room, check_fits, check_queue
+from pingpongd.admission import check_fits
 from pingpongd.chain_queue import ChainQueue
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_runs import ChainRuns
 from pingpongd.chain_state import CancelAsked, FailAsked, Stage
 from pingpongd.config import DaemonConfig
-from pingpongd.exactness import exact, unkept
+from pingpongd.exactness import unkept
+from pingpongd.explaining import explain
 from pingpongd.fleet import Fleet
-from pingpongd.placement import chain_shape, place
+from pingpongd.intake import PATIENCE_S, Intake, reads_of
+from pingpongd.recalibration import Recalibration
 from pingpongd.store import KeyTaken, Store
 from pingpongd.stored import Job, LiveChain
 
 _log = structlog.get_logger()
 _SEED_BITS = 48
-_PATIENCE_S = 120.0
-"""How long a submission waits for a worker that tokenizes it, where all are just being replaced."""
 
 
 class Chains:
@@ -47,8 +46,6 @@ class Chains:
         """
         self.config = config
         self.runs = ChainRuns(config, slab, publish, self)
-        self.draining = False
-        """No chain starts any more, and none is accepted; see `drain`."""
         self.idle = asyncio.Event()
         """Set while no chain runs; others may be waiting."""
         self.idle.set()
@@ -63,8 +60,8 @@ class Chains:
         self._ended: Counter[ChainStateName] = Counter()
         self._count = store.next_number
         self._starting = False
-        self._served = asyncio.Event()
-        """Set when a group begins to serve, and when none will for this daemon's chains."""
+        self._intake = Intake(config, self.runs.room, slab, lambda: len(self._queue))
+        self._recalibration = Recalibration(self.runs.planner)
 
     # ---------------------------------------------------------------------------------------------------- the fleet
 
@@ -87,19 +84,19 @@ class Chains:
 
     def drain(self) -> None:
         """Start no chain any more, and accept none."""
-        self.draining = True
-        self._served.set()
+        self._intake.closed = True
+        self._intake.look_again()
 
     def configure(self, config: DaemonConfig) -> None:
         """Take a configuration that was read again."""
-        self.config = config
+        self.config = self._intake.config = config
         self.runs.configure(config)
         self._store.configure(config.store)
 
     def _restore(self, live: LiveChain) -> None:
         job = live.job
         now, age_s = time.monotonic_ns(), max(0.0, time.time() - job.submitted_at)  # a clock may be set back
-        record = ChainRecord.restored(live, _reads(job.chain), now - int(age_s * 1e9))
+        record = ChainRecord.restored(live, reads_of(job.chain), now - int(age_s * 1e9))
         self._records[record.id] = record
         record.waits_for = "the engines are loading"
         _log.info("chain_restored", chain=record.id, agents=len(record.agents), finished=len(live.outcomes))
@@ -110,7 +107,7 @@ class Chains:
         if limits and record.job.model != limits[0].model:
             return f"it was accepted for the model {record.job.model}, and the daemon serves {limits[0].model}"
         try:
-            check_fits(record.chain, record.prepared, limits, self._room)
+            check_fits(record.chain, record.prepared, limits, self._intake.room)
         except PingpongError as error:
             return f"it does not fit any more: {error}"
         options = record.options
@@ -129,7 +126,7 @@ class Chains:
         Raises:
             PingpongError: it cannot run, or not now, or cannot be kept.
         """
-        patience = asyncio.get_running_loop().time() + _PATIENCE_S
+        patience = asyncio.get_running_loop().time() + PATIENCE_S
         if not request.key:
             return await self._accept(request, patience)
         lock = self._keys.setdefault(request.key, asyncio.Lock())
@@ -148,71 +145,41 @@ class Chains:
 
     async def _accept(self, request: Submit, patience: float) -> str:
         submitted_ns, submitted_at = time.monotonic_ns(), time.time()
-        self._require_service()
-        check_chain(request.chain)
-        inputs = resolve_inputs(request.chain, request.inputs)
-        check_queue(len(self._queue), self._room)
-        prepared = await self._prepare(request.chain, inputs, patience)
-        self._require_service()  # tokenizing took a moment: once more
-        check_queue(len(self._queue), self._room)
-        limits = self.runs.room.limits()
-        check_fits(request.chain, prepared, limits, self._room)
-        self._check_options(request, limits[0].sessions)
-        reads, number = _reads(request.chain), self._count
-        # Placement is asked once now, so that what cannot be placed is refused, and again when the chain starts. A
-        # group whose worker is just being replaced counts: it will be back.
-        standing, options = self.runs.room.standing(), request.options
-        place(chain_shape(reads, prepared), options.mode, standing, number - 1, options.group)
-        kept = exact(
-            options.exactness or request.chain.exactness or self.config.exactness,
-            mode=options.mode,
-            session=options.session,
-            engines=self.runs.room.engines(options.group),
-            grid_tokens=self.config.grid_tokens,
-        )
+        checked = await self._intake.check(request, patience)
+        number = self._count
         self._count += 1
         job = Job(
             chain=_with_seeds(request.chain),
-            inputs=inputs,
+            inputs=checked.inputs,
             options=request.options,
-            prepared=prepared,
-            model=limits[0].model,
+            prepared=checked.prepared,
+            model=checked.model,
             number=number,
             submitted_at=submitted_at,
             key=request.key,
-            exact=kept,
+            exact=checked.exact,
         )
         chain_id = self._new_id()
         await self._store.add(chain_id, job)
-        record = self._records[chain_id] = ChainRecord.accepted(chain_id, job, reads, submitted_ns)
+        record = self._records[chain_id] = ChainRecord.accepted(chain_id, job, checked.reads, submitted_ns)
         _log.info(
             "chain_accepted",
             chain=chain_id,
             name=request.chain.name,
             agents=len(record.agents),
-            exactness=kept.level,
-            grid=kept.grid,
+            exactness=checked.exact.level,
+            grid=checked.exact.grid,
         )
         self._enqueue(record)
         return chain_id
 
-    async def _prepare(self, chain: Chain, inputs: dict[str, str], patience: float) -> list[PreparedAgent]:
-        """Tokenize a chain, as soon as a worker is there that can; until the loop's time is `patience`."""
-        while True:
-            try:
-                return await self._fleet.prepare(chain, inputs)
-            except Overloaded:
-                self._require_service()
-                if self._fleet.ready:
-                    raise
-                self._served.clear()
-                try:
-                    async with asyncio.timeout_at(patience):
-                        await self._served.wait()
-                except TimeoutError:
-                    raise Overloaded(
-                        "no engine serves now.", hint="Watch `pingpong-client status` until one does."
-                    ) from None
+    async def explain(self, request: Explain) -> Explained:
+        """What each placement of a chain should take now, and what would make it faster; it is neither kept nor run.
+
+        Raises:
+            PingpongError: it could not be accepted.
+        """
+        return await explain(request, self._intake, self.runs.planner, self.runs.room, self._count - 1)
 
     def is_live(self, chain: str) -> bool:
         """Whether it has not ended."""
@@ -311,8 +278,7 @@ class Chains:
         if self._running or len(self._queue):
             count = len(self._running) + len(self._queue)
             raise UsageError(f"{count} chains are under way.", hint="Wait for them, or cancel them.")
-        self._require_service()
-        await self._fleet.reset_prefix_caches()
+        await self._intake.require_service().reset_prefix_caches()
 
     async def score(self, ids: Sequence[int], tokens: Sequence[int], grid: int | None) -> list[float | None]:
         """How likely tokens are to follow others; see `Scoring`.
@@ -320,17 +286,17 @@ class Chains:
         Raises:
             PingpongError: they make no sense to the engines, or none can say now.
         """
-        self._require_service()
+        self._intake.require_service()
         return await self.runs.scoring.score(ids, tokens, grid)
 
     # ------------------------------------------------------------------------------------------------------ the queue
 
     def start_waiting(self) -> None:
         """Start the waiting chains for which there are token logs."""
-        self._served.set()
+        self._intake.look_again()
         # Each gets all its logs at once, so no two chains can wait for each other. Asked anew each time, and not from
         # within itself: a chain that cannot start ends, and lets others start.
-        if self._starting or self.draining or self.runs.room.fleet is None:
+        if self._starting or self._intake.closed or self.runs.room.fleet is None:
             return
         self._starting = True
         try:
@@ -355,6 +321,8 @@ class Chains:
                 why = f"its deadline of {record.options.deadline_s:g} s has passed"
                 self.runs.apply(record, FailAsked(why))
         self.start_waiting()
+        if self.runs.room.fleet is not None and not self._intake.closed:
+            self._recalibration.tick(self.runs.room.fleet)
 
     def _reconsider(self) -> None:
         """Let chains run that could not with the engines that there were before."""
@@ -429,43 +397,10 @@ class Chains:
             slots=len(record.agents),
         )
 
-    @property
-    def _room(self) -> Room:
-        return Room(self._slab.slots, self._slab.capacity, self.config.max_queued)
-
-    @property
-    def _fleet(self) -> Fleet:
-        assert self.runs.room.fleet is not None  # noqa: S101 - no chain is accepted before
-        return self.runs.room.fleet
-
-    def _require_service(self) -> None:
-        """Raise Overloaded where no new work is taken: engines load for the first time, or the daemon is draining."""
-        if self.draining:
-            raise Overloaded("the daemon is shutting down.", hint="Submit again once it is back.")
-        if self.runs.room.fleet is None:
-            raise Overloaded("no engine serves yet.", hint="Watch `pingpong-client status` until one does.")
-
     def _new_id(self) -> str:
         while (number := secrets.token_hex(4)) in self._records or self._store.knows(number):
             pass
         return number
-
-    def _check_options(self, request: Submit, offered: tuple[str, ...]) -> None:
-        wanted = request.options.session
-        if request.options.group is not None and request.options.mode == "ping-pong":
-            raise UsageError(
-                "a chain on one named group cannot alternate.", field="mode", hint="Leave out the mode or the group."
-            )
-        if wanted is not None and wanted not in offered:
-            raise UsageError(
-                f'the engine offers no session of kind "{wanted}".',
-                field="session",
-                hint=f"It offers: {', '.join(offered)}.",
-            )
-
-
-def _reads(chain: Chain) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(upstreams(chain, index)) for index in range(len(chain.agents)))
 
 
 def _with_seeds(chain: Chain) -> Chain:

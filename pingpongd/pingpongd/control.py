@@ -28,6 +28,7 @@ from pingpong_bus.messages import (
     Done,
     Drain,
     ErrorReply,
+    Explain,
     Forget,
     GetResult,
     GetStatus,
@@ -264,6 +265,9 @@ class Control:
         match request:
             case Submit():
                 await self._submit(client, account, request, chains)
+            case Explain():
+                async with self._turns.setdefault(account, asyncio.Semaphore(_SUBMISSIONS)):
+                    self._reply(client, await chains.explain(request))
             case Attach(chain=chain):
                 self._snapshot(client, request.request, await chains.snapshot(chain), chains)
             case ListChains(limit=limit):

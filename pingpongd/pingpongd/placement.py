@@ -25,7 +25,8 @@ import msgspec
 
 from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import Mode, Placement, Prediction
-from pingpongd.cost_model import Cost, CostModel, RunningChain, scaled, usable
+from pingpongd.candidates import by_preference, candidates, held_tokens, ring, turned
+from pingpongd.cost_model import Cost, CostModel, scaled, usable
 from pingpongd.factors import Factors
 from pingpongd.prefix_memory import PrefixMemory
 from pingpongd.shapes import ChainShape, GroupView, chain_shape
@@ -42,9 +43,6 @@ two devices, and of one device at two times, were seen to differ by up to 2.5 %:
 anything to gain, series is then never lost to noise."""
 ALIKE = 0.01
 """Of placements that cost the same within this part, series is taken, then the one on fewer groups."""
-MOST_CANDIDATES = 8
-"""Of each kind of placement, so many groups are predicted: the least busy ones, and of these those that hold most of
-the chain. It bounds what placing a chain takes (about 0.3 ms each) where there are hundreds of groups."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -85,7 +83,7 @@ def place(
     number: int,
     group: str | None = None,
     *,
-    others: Sequence[RunningChain] = (),
+    model: CostModel | None = None,
     factors: Factors | None = None,
     done: frozenset[int] = frozenset(),
 ) -> Plan:
@@ -97,7 +95,7 @@ def place(
         groups: the groups that take hops now, in the configuration's order.
         number: the chain's number; the k-th chain starts at group k mod N, other things equal.
         group: run on this group alone: in series, or overlapping where `mode` says so.
-        others: the chains that run now, the latest last.
+        model: of the moment, with these groups and the chains that run; None: of these groups alone.
         factors: learned ones, that predictions are multiplied by.
         done: agents that have ended already.
 
@@ -106,6 +104,7 @@ def place(
     """
     if not groups:
         raise UsageError("no device group is ready.", hint="See `pingpong-client status`.")
+    model = model or CostModel(groups)
     if group is not None:
         if group not in [view.name for view in groups]:
             known = ", ".join(view.name for view in groups)
@@ -125,7 +124,7 @@ def place(
         )
     wanted: Mode = "serial" if mode == "auto" and group is not None else mode
     asked = "the submission names the group" if group is not None and mode != "overlap" else "asked for"
-    costs = _costs(shape, wanted, groups, number, others, factors or Factors(), done)
+    costs = _costs(shape, wanted, groups, number, model, factors or Factors(), done)
     if not costs:
         return _by_thumb(shape, wanted, groups, number, asked)
     best = _choose(shape, costs, groups, number)
@@ -137,15 +136,10 @@ def place(
 
 
 def predicted(
-    shape: ChainShape,
-    groups: Sequence[GroupView],
-    number: int,
-    *,
-    others: Sequence[RunningChain] = (),
-    factors: Factors | None = None,
+    shape: ChainShape, groups: Sequence[GroupView], number: int, model: CostModel, factors: Factors
 ) -> list[Prediction]:
     """Every placement that the groups allow, the least first; see `place`. Empty where they were not measured."""
-    costs = _costs(shape, "auto", groups, number, others, factors or Factors(), frozenset())
+    costs = _costs(shape, "auto", groups, number, model, factors, frozenset())
     return sorted((cost.prediction for cost in costs), key=lambda prediction: prediction.e2e_ms)
 
 
@@ -154,7 +148,7 @@ def _costs(
     mode: Mode,
     groups: Sequence[GroupView],
     number: int,
-    others: Sequence[RunningChain],
+    model: CostModel,
     factors: Factors,
     done: frozenset[int],
 ) -> list[Cost]:
@@ -162,30 +156,11 @@ def _costs(
     measured = [view for view in groups if usable(view.figures)]
     if not measured or not shape.outputs:
         return []
-    model, found = CostModel(groups, others), list[Cost]()
-    for placement, names in _candidates(shape, mode, measured, number):
+    found = list[Cost]()
+    for placement, names in candidates(shape, mode, measured, number):
         cost = model.predict(shape, placement, names, done)
         factor = factors.factor(placement, names, alone=shape.grid is not None)
         found.append(Cost(scaled(cost.prediction, factor), cost.delay_ms))
-    return found
-
-
-def _candidates(
-    shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: int
-) -> list[tuple[Placement, tuple[str, ...]]]:
-    count, found = len(shape.upstreams), list[tuple[Placement, tuple[str, ...]]]()
-    order = _by_preference(shape, groups, number)
-    if mode in ("auto", "serial"):
-        found += [("serial", (view.name,) * count) for view in order[:MOST_CANDIDATES]]
-    if mode == "overlap" or (mode == "auto" and any(shape.upstreams) and shape.grid is None):
-        able = [view for view in order if view.overlap]
-        found += [("overlap", (view.name,) * count) for view in able[:MOST_CANDIDATES]]
-    if len(groups) > 1 and (mode == "ping-pong" or (mode == "auto" and any(shape.upstreams))):
-        rings = sorted(
-            _rings(shape, groups, number),
-            key=lambda ring: (max(view.hops for view in ring), -_held_tokens(shape, ring)),
-        )
-        found += [("ping-pong", tuple(view.name for view in ring)) for ring in rings[:MOST_CANDIDATES]]
     return found
 
 
@@ -197,12 +172,12 @@ def _choose(shape: ChainShape, costs: Sequence[Cost], groups: Sequence[GroupView
     if in_series is not None and least > in_series * (1.0 - MARGIN):
         costs, least = series, in_series
     views = {view.name: view for view in groups}
-    order = {view.name: at for at, view in enumerate(_turned(groups, number))}
+    order = {view.name: at for at, view in enumerate(turned(groups, number))}
 
     def rank(cost: Cost) -> tuple[bool, int, int, int, int]:
         names = cost.prediction.groups
-        ring = [views[name] for name in names]
-        busy, held = max(view.hops for view in ring), _held_tokens(shape, ring)
+        places = [views[name] for name in names]
+        busy, held = max(view.hops for view in places), held_tokens(shape, places)
         return cost.prediction.placement != "serial", len(set(names)), busy, -held, order[names[0]]
 
     return min((cost for cost in costs if cost.total_ms <= least * (1.0 + ALIKE)), key=rank)
@@ -231,11 +206,11 @@ def _by_thumb(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number
     """What is planned where nothing was measured."""
     count = len(shape.upstreams)
     if mode == "overlap":
-        best = _by_preference(shape, _overlapping(groups), number)[0]
+        best = by_preference(shape, _overlapping(groups), number)[0]
         return Plan("overlap", (best.name,) * count, asked)
     if mode == "ping-pong":
-        return Plan("ping-pong", _ring(shape, groups, number), asked)
-    serial = _by_preference(shape, groups, number)[0]
+        return Plan("ping-pong", ring(shape, groups, number), asked)
+    serial = by_preference(shape, groups, number)[0]
     if mode == "serial":
         return Plan("serial", (serial.name,) * count, asked)
     return _auto_by_thumb(shape, groups, number, serial)
@@ -268,43 +243,7 @@ def _auto_by_thumb(shape: ChainShape, groups: Sequence[GroupView], number: int, 
             in_series,
             f"{cold} cold prefix tokens to hide on {serial.name}, worth it from {COLD_TOKENS_WORTH_HIDING}",
         )
-    return Plan("ping-pong", _ring(shape, groups, number), f"cold: {cold} prefix tokens to hide")
-
-
-def _turned(groups: Sequence[GroupView], number: int) -> list[GroupView]:
-    """The groups from the k-th on."""
-    return [groups[(number + step) % len(groups)] for step in range(len(groups))]
-
-
-def _by_preference(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[GroupView]:
-    """The least busy group first; among those the one with most of the chain in its cache, then the k-th."""
-    count = len(shape.upstreams)
-    return sorted(_turned(groups, number), key=lambda view: (view.hops, -_held_tokens(shape, (view,) * count)))
-
-
-def _ring(shape: ChainShape, groups: Sequence[GroupView], number: int) -> tuple[str, ...]:
-    """Of all rings the one whose caches hold most; the first of equals, from group k mod N."""
-    best = max(_rings(shape, groups, number), key=lambda ring: _held_tokens(shape, ring))
-    return tuple(view.name for view in best)
-
-
-def _rings(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[list[GroupView]]:
-    """Agent by agent the group after that of the last-ending upstream, from each group on."""
-    count = len(groups)
-    rings = []
-    for start in range(count):
-        at: list[int] = []
-        for index, reads in enumerate(shape.upstreams):
-            if reads:
-                at.append((at[max(reads)] + 1) % count)
-            else:
-                at.append((number + start + index) % count)
-        rings.append([groups[position] for position in at])
-    return rings
-
-
-def _held_tokens(shape: ChainShape, views: Sequence[GroupView]) -> int:
-    return sum(length for (digest, length), view in zip(shape.prefixes, views, strict=True) if digest in view.held)
+    return Plan("ping-pong", ring(shape, groups, number), f"cold: {cold} prefix tokens to hide")
 
 
 def _cold_downstream_tokens(shape: ChainShape, view: GroupView) -> int:

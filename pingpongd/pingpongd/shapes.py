@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from pingpong_bus.messages import EngineFigures, Literals, OutputOf, PreparedAgent
+from pingpong_bus.chain import Chain
+from pingpong_bus.messages import EngineFigures, Literals, OutputOf, PreparedAgent, SubmitOptions
 
 RUNG_TOKENS = 64
 """Prefixes are told apart at multiples of this: what two prompts share is known to within so many tokens. A whole
@@ -107,6 +108,25 @@ def chain_shape(
         grid=grid,
         isolated=isolated,
         append_tokens=append_tokens or APPEND_TOKENS,
+    )
+
+
+def submitted_shape(
+    chain: Chain,
+    options: SubmitOptions,
+    upstreams: Sequence[Sequence[int]],
+    prepared: Sequence[PreparedAgent],
+    grid: int | None,
+) -> ChainShape:
+    """The shape of a chain as it was submitted; see `chain_shape`."""
+    return chain_shape(
+        upstreams,
+        prepared,
+        grid,
+        outputs=[agent.max_tokens for agent in chain.agents],
+        start=chain.start,
+        isolated=options.isolate,
+        append_tokens=options.append_tokens,
     )
 
 

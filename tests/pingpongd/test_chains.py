@@ -471,7 +471,7 @@ def test_a_submission_waits_for_a_worker_that_is_being_replaced(service: Service
 
     async def submit() -> str:
         submitting = asyncio.create_task(service.chains.submit(request))
-        while not service.chains._served._waiters:  # type: ignore[attr-defined]
+        while not service.chains._intake._served._waiters:  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         worker = service.fleet.workers["b"]
         worker.state, worker.reachable = "ready", True
@@ -491,7 +491,7 @@ def test_a_submission_that_waits_is_refused_when_the_daemon_drains(service: Serv
 
     async def submit() -> None:
         submitting = asyncio.create_task(service.chains.submit(request))
-        while not service.chains._served._waiters:  # type: ignore[attr-defined]
+        while not service.chains._intake._served._waiters:  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         service.chains.drain()
         with pytest.raises(Overloaded, match="shutting down"):

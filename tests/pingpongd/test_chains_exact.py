@@ -96,7 +96,7 @@ def test_overlap_is_refused_without_the_scheduler_and_kept_where_it_was_accepted
     service.settle()
     result = service.result(number)
     assert result.state == "queued"
-    assert "no engine has the decode-first scheduler" in result.why
+    assert "no engine holds appends to a budget" in result.why
 
 
 # ----------------------------------------------------------------------------------------------------------- exactness

@@ -1,0 +1,76 @@
+"""Which placements of a chain there are to choose from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pingpong_bus.messages import Mode, Placement
+from pingpongd.shapes import ChainShape, GroupView
+
+MOST_CANDIDATES = 8
+"""Of each kind of placement, so many groups are predicted: the least busy ones, and of these those that hold most of
+the chain. It bounds what placing a chain takes (about 0.3 ms each) where there are hundreds of groups."""
+
+
+def candidates(
+    shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: int
+) -> list[tuple[Placement, tuple[str, ...]]]:
+    """Placements with the group of each agent.
+
+    Args:
+        shape: the chain.
+        mode: what is asked for; "auto": any.
+        groups: to choose from.
+        number: of the chain; see `turned`.
+    """
+    count, found = len(shape.upstreams), list[tuple[Placement, tuple[str, ...]]]()
+    order = by_preference(shape, groups, number)
+    if mode in ("auto", "serial"):
+        found += [("serial", (view.name,) * count) for view in order[:MOST_CANDIDATES]]
+    if mode == "overlap" or (mode == "auto" and any(shape.upstreams) and shape.grid is None):
+        able = [view for view in order if view.overlap]
+        found += [("overlap", (view.name,) * count) for view in able[:MOST_CANDIDATES]]
+    if len(groups) > 1 and (mode == "ping-pong" or (mode == "auto" and any(shape.upstreams))):
+        around = sorted(
+            rings(shape, groups, number),
+            key=lambda views: (max(view.hops for view in views), -held_tokens(shape, views)),
+        )
+        found += [("ping-pong", tuple(view.name for view in views)) for views in around[:MOST_CANDIDATES]]
+    return found
+
+
+def turned(groups: Sequence[GroupView], number: int) -> list[GroupView]:
+    """The groups from the k-th on."""
+    return [groups[(number + step) % len(groups)] for step in range(len(groups))]
+
+
+def by_preference(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[GroupView]:
+    """The least busy group first; among those the one with most of the chain in its cache, then the k-th."""
+    count = len(shape.upstreams)
+    return sorted(turned(groups, number), key=lambda view: (view.hops, -held_tokens(shape, (view,) * count)))
+
+
+def ring(shape: ChainShape, groups: Sequence[GroupView], number: int) -> tuple[str, ...]:
+    """Of all rings the one whose caches hold most; the first of equals, from group k mod N."""
+    best = max(rings(shape, groups, number), key=lambda views: held_tokens(shape, views))
+    return tuple(view.name for view in best)
+
+
+def rings(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[list[GroupView]]:
+    """Agent by agent the group after that of the last-ending upstream, from each group on."""
+    count = len(groups)
+    rings = []
+    for start in range(count):
+        at: list[int] = []
+        for index, reads in enumerate(shape.upstreams):
+            if reads:
+                at.append((at[max(reads)] + 1) % count)
+            else:
+                at.append((number + start + index) % count)
+        rings.append([groups[position] for position in at])
+    return rings
+
+
+def held_tokens(shape: ChainShape, views: Sequence[GroupView]) -> int:
+    """Tokens of the prefixes that are held where their agents run."""
+    return sum(length for (digest, length), view in zip(shape.prefixes, views, strict=True) if digest in view.held)

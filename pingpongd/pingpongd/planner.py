@@ -1,0 +1,212 @@
+"""Plans chains by the moment's load and caches, and learns from how they end.
+
+A chain's time is compared with what was predicted where the two can be compared: it finished as it was planned, and no
+other chain came to its groups meanwhile. That makes the factors that later predictions are multiplied by, and shows
+where an engine does not take any more what it was measured to take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from pingpong_bus.messages import Mode, Prediction
+from pingpongd.chain_record import ChainRecord
+from pingpongd.chain_state import Phase
+from pingpongd.chain_state import Stage as ChainStage
+from pingpongd.cost_model import AgentProgress, CostModel, RunningChain
+from pingpongd.drift import Drift
+from pingpongd.factors import Factors
+from pingpongd.hop_room import HopRoom
+from pingpongd.placement import Plan, place, predicted
+from pingpongd.shapes import ChainShape, GroupView
+from pingpongd.timeline import Stage
+
+_log = structlog.get_logger()
+
+_STAGES: dict[Phase, Stage] = {
+    Phase.WAITING: Stage.WAITING,
+    Phase.DISPATCHED: Stage.READING,
+    Phase.READING: Stage.READING,
+    Phase.WRITING: Stage.WRITING,
+    Phase.INTERRUPTED: Stage.WAITING,
+    Phase.RESUMING: Stage.READING,
+    Phase.YIELDING: Stage.WAITING,
+}
+"""Of the agents that have work to do; the others' have ended."""
+
+
+@dataclass
+class _Run:
+    """A chain that runs."""
+
+    record: ChainRecord
+    model: CostModel
+    """Of the moment at which it was planned."""
+    started_ns: int
+    groups: frozenset[str]
+    load: int
+    """Chains that ran on its groups then."""
+    disturbed: bool = False
+    """Another one has come to its groups since."""
+
+
+class Planner:
+    """Places chains, and knows those that run; belongs to one event loop."""
+
+    def __init__(self, room: HopRoom) -> None:
+        """Args:
+        room: says which groups there are.
+        """
+        self._room = room
+        self._factors = Factors()
+        self._drifts: dict[str, Drift] = {}
+        self._runs: dict[str, _Run] = {}
+        self._planned: dict[str, CostModel] = {}
+        """What chains were planned by that have not begun."""
+        self.drifted: set[str] = set()
+        """Groups whose engines should be measured anew."""
+
+    def plan(self, record: ChainRecord) -> Plan:
+        """Where the chain's agents are to run.
+
+        A group that is down counts where the chain needs it: it comes back, or its agents run elsewhere meanwhile.
+
+        Raises:
+            PingpongError: a group that the chain needs is gone for good.
+        """
+        done = frozenset(at for at, phase in enumerate(record.state.phases) if phase is Phase.DONE)
+        options = record.options
+        plan, model = self._place(record.shape, options.mode, options.group, record.number, done)
+        self._planned[record.id] = model
+        return plan
+
+    def preview(self, shape: ChainShape, mode: Mode, group: str | None, number: int) -> tuple[Plan, list[Prediction]]:
+        """How a chain would be placed now, and what every placement should take, the least first.
+
+        Raises:
+            PingpongError: the groups at hand cannot do what is asked.
+        """
+        plan, _ = self._place(shape, mode, group, number, frozenset())
+        groups = self._room.groups() or self._room.standing()
+        return plan, predicted(shape, groups, number, self._model(groups), self._factors)
+
+    def began(self, record: ChainRecord) -> None:
+        """A chain runs from now on, by the plan that was just made."""
+        assert record.plan is not None  # noqa: S101 - made before
+        groups, beside = frozenset(record.plan.groups), 0
+        model = self._planned.pop(record.id)
+        for run in self._runs.values():
+            if not run.groups.isdisjoint(groups):
+                beside += 1
+                run.disturbed = True
+        self._runs[record.id] = _Run(record, model, time.monotonic_ns(), groups, beside)
+
+    def ended(self, record: ChainRecord, stage: ChainStage) -> None:
+        """A chain runs no more; harmless where it never did."""
+        run = self._runs.pop(record.id, None)
+        if run is None or stage is not ChainStage.FINISHED:
+            return
+        assert record.plan is not None  # noqa: S101 - it ran
+        prediction = record.plan.predicted
+        if prediction is None:
+            return
+        actual_ms = (max(agent.last_token_ns for agent in record.agents) - run.started_ns) / 1e6
+        comparable = _as_planned(record) and not run.disturbed and actual_ms > 0
+        expected_ms = self._hindsight_ms(run, prediction) if comparable else prediction.e2e_ms
+        _log.info(
+            "prediction",
+            chain=record.id,
+            placement=prediction.placement,
+            groups=sorted(run.groups),
+            predicted_ms=round(expected_ms, 1),
+            actual_ms=round(actual_ms, 1),
+            ratio=round(actual_ms / expected_ms, 4) if expected_ms > 0 else None,
+            factor=prediction.factor,
+            load=run.load,
+            learned=comparable,
+        )
+        if comparable and expected_ms > 0:
+            self._learn(record, run, prediction, actual_ms / expected_ms * prediction.factor)
+
+    def measured(self, group: str) -> None:
+        """The group's engine was measured anew."""
+        self._factors.forget(group)
+        self._drift(group).measured()
+        self.drifted.discard(group)
+
+    def _place(
+        self, shape: ChainShape, mode: Mode, group: str | None, number: int, done: frozenset[int]
+    ) -> tuple[Plan, CostModel]:
+        ready, standing = self._room.groups(), self._room.standing()
+        views, fewer = ready, ""
+        if group is not None:
+            views = ready if group in [view.name for view in ready] else standing
+        elif mode == "overlap" and not any(view.overlap for view in ready):
+            views = standing
+        elif mode == "ping-pong" and len(ready) < 2:
+            if len(standing) >= 2:
+                views = standing
+            else:
+                mode, fewer = "serial", "asked for ping-pong, and one group is left"
+        model = self._model(views)
+        plan = place(shape, mode, views, number, group, model=model, factors=self._factors, done=done)
+        return (msgspec.structs.replace(plan, why=fewer) if fewer else plan), model
+
+    def _model(self, views: Sequence[GroupView]) -> CostModel:
+        return CostModel(views, [_running(run.record) for run in self._runs.values()])
+
+    def _hindsight_ms(self, run: _Run, prediction: Prediction) -> float:
+        """What would have been predicted had the lengths of the outputs been known."""
+        record = run.record
+        written = tuple(len(agent.output_ids) for agent in record.agents)
+        if written == record.shape.outputs:
+            return prediction.e2e_ms
+        shape = msgspec.structs.replace(record.shape, outputs=written)
+        cost = run.model.predict(shape, prediction.placement, prediction.groups)
+        return cost.prediction.e2e_ms * prediction.factor
+
+    def _learn(self, record: ChainRecord, run: _Run, prediction: Prediction, ratio: float) -> None:
+        alone = record.shape.grid is not None
+        self._factors.learn(prediction.placement, run.groups, ratio, alone=alone)
+        if prediction.placement != "serial" or run.load or alone:
+            return
+        (group,) = run.groups
+        if self._drift(group).add(ratio) and group not in self.drifted:
+            _log.warning("figures_drifted", group=group, ratio=round(ratio, 4))
+            self.drifted.add(group)
+
+    def _drift(self, group: str) -> Drift:
+        return self._drifts.setdefault(group, Drift())
+
+
+def _running(record: ChainRecord) -> RunningChain:
+    """A chain that runs, as the cost model sees it."""
+    assert record.state.placement is not None  # noqa: S101 - set at its start
+    return RunningChain(
+        record.shape,
+        record.state.placement,
+        tuple(
+            AgentProgress(
+                agent.worker,
+                _STAGES.get(phase, Stage.ENDED),
+                agent.appends[-1].sent if agent.appends else 0,
+                len(agent.output_ids),
+            )
+            for agent, phase in zip(record.agents, record.state.phases, strict=True)
+        ),
+    )
+
+
+def _as_planned(record: ChainRecord) -> bool:
+    """Whether a chain that has finished ran as it was predicted to: nothing was lost, moved or began anew."""
+    assert record.plan is not None  # noqa: S101 - it ran
+    clean = all(
+        agent.hops == 1 and not agent.resumed and not agent.losses and agent.worker == group
+        for agent, group in zip(record.agents, record.plan.groups, strict=True)
+    )
+    return clean and not record.recovered and not record.state.moved
