@@ -11,6 +11,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # From Okabe and Ito's palette, which colour-blind people can tell apart.
 _OURS, _OTHERS = "#0072B2", ("#D55E00", "#E69F00", "#009E73", "#CC79A7")
@@ -130,7 +131,17 @@ def report(measured: Sequence[Measurement]) -> str:
 
 
 def plot(measured: Sequence[Measurement], path: Path) -> None:
-    """Draw finishing time and p99 gap over the target, with the other schedulers as lines across.
+    """Write the picture as SVG or PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(measured).savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def draw(measured: Sequence[Measurement]) -> Figure:
+    """Finishing time and p99 gap over the target, with the other schedulers as lines across.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -172,8 +183,7 @@ def plot(measured: Sequence[Measurement], path: Path) -> None:
         right.minorticks_off()
     handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return figure
 
 
 def _short(name: str) -> str:

@@ -1,0 +1,316 @@
+"""Runs of chains in cells: one chain, one state of the caches, and every placement that ran it, held to its baseline.
+
+Pure: rows in, figures out. Ratios are taken only within a cell, and a cell is one file's runs of one commit on one
+machine.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from figures import (
+    Exactness,
+    InterToken,
+    Spread,
+    decode_ms_by_group,
+    decode_slowdown,
+    decode_step_ms,
+    downstream,
+    exactness,
+    hidden_share,
+    inter_token,
+    median_ttft_ms,
+    saved_percent,
+)
+from pages.machines import Machine, is_simulated, machine
+from pages.rows import Found, by_key, rows
+from profiles import PROFILES
+from runs import RUN_MODES, Run
+
+_NAMED_PREFIX = re.compile(r"(?:prefix|document) ([\d,]+)")
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """What the runs of a comparison have in common; several cells of a suite may run the same chain."""
+
+    file: str
+    suite: str
+    machine: Machine
+    commit: str
+    model: str
+    dtype: str
+    engine: str
+    simulated: bool
+    """Whether the engine only keeps time."""
+    profile: str
+    prefix: int
+    """Tokens of each agent's own text before the upstreams' outputs; of chains of unknown make, the first prompt's."""
+    outputs: tuple[int, ...]
+    """`max_tokens` of each agent."""
+    line: bool
+    """Whether each agent reads the one before, and no other."""
+    cache: str
+    sampling: str
+
+    @property
+    def plain(self) -> bool:
+        """Whether each agent has text of its own and reads the one before: no fan-in, no shared document."""
+        return self.line and "document" not in self.profile
+
+    @property
+    def output(self) -> int:
+        """Tokens that the first agent writes."""
+        return self.outputs[0]
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """The runs of one placement in a cell."""
+
+    row: str
+    """Daemon, mode and group, as its runs have them."""
+    mode: str
+    daemon: str
+    group: str
+    """That it was held to; empty: it chose."""
+    baseline: str
+    """The `row` that it is held to."""
+    groups: int
+    """Most that one of its runs ran on."""
+    devices: int
+    """Most that the engines of one of its runs had."""
+    decode_first: bool | None
+    """Whether its engines' scheduler was ours; None in older files."""
+    level: str
+    """Of exactness, with the cell."""
+    session: str
+    append_tokens: int | None
+    found: list[Found[Run]]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Without their origins."""
+        return rows(self.found)
+
+    @property
+    def median_ms(self) -> float:
+        """End to end."""
+        return statistics.median(run.e2e_ms for run in self.runs)
+
+    @property
+    def kind(self) -> tuple[str, str, str, int | None]:
+        """Without daemon and group: what placements of different suites have in common."""
+        return self.mode, self.level, self.session, self.append_tokens
+
+    @property
+    def name(self) -> str:
+        """As tables call it."""
+        words = [self.row.replace("serial", "series")]
+        if self.level != "fast":
+            words.append(self.level)
+        if self.session != "default":
+            words.append(self.session)
+        if self.append_tokens is not None:
+            words.append(f"appends of {self.append_tokens}")
+        return ", ".join(words)
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """A placement beside its baseline."""
+
+    placed: Placed
+    spread: Spread
+    baseline: Placed | None
+    """None: it is one itself, or the file has none."""
+    saved_percent: float | None
+    iso: Placed | None
+    """The fastest series on as many devices, where the baseline has fewer."""
+    iso_saved_percent: float | None
+    hidden: float | None
+    """Hidden ÷ hideable TTFT of the downstream agents; None where nearly nothing can be hidden."""
+    downstream_ttft_ms: float | None
+    """Of one agent, mean of the agents' medians; None of a chain of one."""
+    step_ms: float
+    slowdown: dict[str, float]
+    """By group: a token's time ÷ that of the same agents in the baseline; empty of a baseline."""
+    steps_by_group: dict[str, float]
+    """Median over the runs."""
+    gaps: dict[str, InterToken]
+    """By group; empty where the runs do not have them."""
+    exact: Exactness | None
+    """Against the baseline; of a baseline, against its first run."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A cell and what ran in it."""
+
+    cell: Cell
+    placed: list[Placed]
+    """Series first."""
+
+    @property
+    def date(self) -> str:
+        """Of the latest of its runs' provenances; ISO 8601, so that later ones are greater."""
+        return max(str(run.provenance.get("date") or "") for placed in self.placed for run in placed.runs)
+
+    @property
+    def compared(self) -> list[Compared]:
+        """All placements beside their baselines."""
+        found = []
+        for one in self.placed:
+            baseline = baseline_of(one, self.placed)
+            found.append(compare(one, baseline, iso_of(one, baseline, self.placed)))
+        return found
+
+
+def cells(found: Sequence[Found[Run]]) -> list[Measured]:
+    """Runs by cell and placement, in the order of the files."""
+    return [Measured(cell, _placements(some)) for cell, some in by_key(found, _cell).items()]
+
+
+def latest(measured: Sequence[Measured]) -> list[Measured]:
+    """Without cells that a later one repeats: the same chain on the same machine, with every placement and more."""
+
+    def repeats(later: Measured, one: Measured) -> bool:
+        return (
+            later.date > one.date
+            and _alike(later.cell) == _alike(one.cell)
+            and {placed.kind for placed in later.placed} >= {placed.kind for placed in one.placed}
+        )
+
+    return [one for one in measured if not any(repeats(later, one) for later in measured)]
+
+
+def _alike(cell: Cell) -> Cell:
+    return msgspec.structs.replace(cell, file="", suite="", commit="")
+
+
+def _cell(one: Found[Run]) -> Cell:
+    run = one.row
+    engines = run.provenance.get("engines") or [{}]
+    return Cell(
+        file=one.origin.file,
+        suite=run.suite,
+        machine=machine(run.provenance),
+        commit=str(run.provenance.get("commit") or ""),
+        model=str(engines[0].get("model") or "").rpartition("/")[2],
+        dtype=str(engines[0].get("dtype") or ""),
+        engine=str(engines[0].get("engine") or ""),
+        simulated=is_simulated(run.provenance),
+        profile=run.profile,
+        prefix=prefix_tokens(run),
+        outputs=tuple(run.max_tokens),
+        line=run.reads is None or run.reads == [[at - 1] if at else [] for at in range(len(run.reads))],
+        cache=run.cache,
+        sampling=f"temperature {run.temperature:g}, seed {run.seed}" if run.temperature else "greedy",
+    )
+
+
+def prefix_tokens(run: Run) -> int:
+    """P of a run's chain: by its profile, the name of its shape, or the first prompt."""
+    if run.profile in PROFILES:
+        return PROFILES[run.profile].prefix
+    named = _NAMED_PREFIX.search(run.profile)
+    return int(named[1].replace(",", "")) if named else run.result.agents[0].prompt_tokens
+
+
+def _placements(found: Sequence[Found[Run]]) -> list[Placed]:
+    placed = []
+    for (row, level, session, append_tokens), some in by_key(found, _placement_key).items():
+        first = some[0].row
+        placed.append(
+            Placed(
+                row=row,
+                mode=first.mode,
+                daemon=first.daemon,
+                group=first.group,
+                baseline=first.baseline,
+                groups=max(len(_workers(one.row)) for one in some),
+                devices=max(_devices(one.row) for one in some),
+                decode_first=_decode_first(first),
+                level=level,
+                session=session,
+                append_tokens=append_tokens,
+                found=some,
+            )
+        )
+    return sorted(placed, key=lambda one: RUN_MODES.index(one.mode) if one.mode in RUN_MODES else len(RUN_MODES))
+
+
+def _placement_key(one: Found[Run]) -> tuple[str, str, str, int | None]:
+    run = one.row
+    level = f"grid of {run.result.grid}" if run.exactness == "grid" else run.exactness
+    return run.row, level, run.session, run.append_tokens
+
+
+def _workers(run: Run) -> set[str]:
+    """The groups that its agents ran on."""
+    return {agent.worker for agent in run.result.agents}
+
+
+def _engines(run: Run) -> list[dict[str, Any]]:
+    """Those of them."""
+    used = _workers(run)
+    return [engine for engine in run.provenance.get("engines") or () if engine.get("group") in used]
+
+
+def _devices(run: Run) -> int:
+    return sum(len(engine.get("devices") or ()) for engine in _engines(run)) or len(_workers(run))
+
+
+def _decode_first(run: Run) -> bool | None:
+    known = [engine["decode_first"] for engine in _engines(run) if "decode_first" in engine]
+    return all(known) if known else None
+
+
+def baseline_of(placed: Placed, others: Sequence[Placed]) -> Placed | None:
+    """What a placement's runs say that they are compared with: at the same level of exactness, if it ran at that."""
+    named = [one for one in others if one.row == placed.baseline and one.row != placed.row]
+    alike = [one for one in named if one.level == placed.level and one.session == placed.session]
+    return next(iter(alike or named), None)
+
+
+def iso_of(placed: Placed, baseline: Placed | None, others: Sequence[Placed]) -> Placed | None:
+    """The fastest series on as many devices as a placement has, where its baseline has fewer."""
+    if baseline is None or baseline.devices >= placed.devices:
+        return None
+    series = [one for one in others if one.mode == "serial" and one.devices == placed.devices]
+    return min(series, key=lambda one: one.median_ms, default=None)
+
+
+def compare(placed: Placed, baseline: Placed | None, iso: Placed | None = None) -> Compared:
+    """One placement beside its baseline, and beside series on as many devices."""
+    runs = placed.runs
+    spread = Spread.of([run.e2e_ms for run in runs])
+    medians = median_ttft_ms(runs)
+    ttft = [medians[at] for at in downstream(runs[0])]
+    step_ms = decode_step_ms(runs)
+    exact = exactness(baseline.runs if baseline else runs, runs)
+    return Compared(
+        placed=placed,
+        spread=spread,
+        baseline=baseline,
+        saved_percent=saved_percent(baseline.median_ms, spread.median) if baseline else None,
+        iso=iso,
+        iso_saved_percent=saved_percent(iso.median_ms, spread.median) if iso else None,
+        hidden=hidden_share(baseline.runs, runs) if baseline and ttft else None,
+        downstream_ttft_ms=statistics.fmean(ttft) if ttft else None,
+        step_ms=step_ms,
+        slowdown=decode_slowdown(baseline.runs, runs) if baseline else {},
+        steps_by_group=steps_by_group(runs),
+        gaps=inter_token(runs),
+        exact=exact if exact.compared else None,
+    )
+
+
+def steps_by_group(runs: Sequence[Run]) -> dict[str, float]:
+    """Milliseconds a token by the group that decoded it: medians over the runs, groups in alphabetical order."""
+    steps: dict[str, list[float]] = {}
+    for run in runs:
+        for group, ms in decode_ms_by_group(run).items():
+            steps.setdefault(group, []).append(ms)
+    return {group: statistics.median(steps[group]) for group in sorted(steps)}

@@ -1,0 +1,106 @@
+"""The page's pictures of engines. Each function gives what draws one; None where there is nothing to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from decode_first_report import draw
+from groups_report import GroupsRow
+from lone_kernels import LoneKernel
+from pages.pictures import Drawing
+from pages.rows import Results, rows
+from pages.steps import StepTime, attention, by_context, kernels_alone, matrices, setups
+from pages.style import CYCLE, INK, MARKERS, dress, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def decode_first(results: Results) -> Drawing | None:
+    """Finishing time and p99 gap over the target."""
+    return partial(draw, rows(results.decode_first)) if results.decode_first else None
+
+
+def mixed_steps(results: Results) -> Drawing | None:
+    """Step times over appended tokens by context, one setup a panel, and the kernels alone beside them."""
+    found = setups(rows(results.steps))
+    return partial(_draw_mixed_steps, found, [one.alone for one in rows(results.lone)]) if found else None
+
+
+def _draw_mixed_steps(found: dict[str, list[StepTime]], lone: Sequence[LoneKernel]) -> Figure:
+    columns = 2
+    panels = len(found) + bool(lone)
+    lines = -(-panels // columns)
+    figure = new_figure(3.6 * lines + 0.4)
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axes in grid[panels:]:
+        axes.set_visible(False)
+    contexts = sorted({time.context for times in found.values() for time in times})
+    colours = {context: (CYCLE[at % len(CYCLE)], MARKERS[at % len(MARKERS)]) for at, context in enumerate(contexts)}
+    top = 1.08 * max(time.median_ms for times in found.values() for time in times)
+    for axes, (setup, times) in zip(grid, found.items(), strict=False):
+        for context, some in by_context(times).items():
+            colour, marker = colours[context]
+            axes.plot(
+                [time.tokens for time in some],
+                [time.median_ms for time in some],
+                color=colour,
+                marker=marker,
+                markersize=4,
+                linewidth=1.3,
+                label=f"{context:,} of context",
+            )
+            alone = kernels_alone(lone, context)
+            axes.plot([rows_ - 1 for rows_ in alone], list(alone.values()), color=colour, linestyle=":", linewidth=1.3)
+        axes.set_ylim(0, top)
+        dotted = " (dotted: matrices + attention alone)" if lone else ""
+        dress(axes, f"Step, {setup}{dotted}", "appended tokens", "ms, median")
+    if lone:
+        axes = grid[len(found)]
+        products = matrices(lone)
+        axes.plot(list(products), list(products.values()), color=INK, marker=".", label="matrices")
+        for context in contexts:
+            heads = attention(lone, context)
+            colour, marker = colours[context]
+            axes.plot(list(heads), list(heads.values()), color=colour, marker=marker, markersize=4, linestyle="--")
+        axes.set_ylim(bottom=0)
+        dress(axes, "Alone: matrices (black), attention by context (dashed)", "rows of the step", "ms, median")
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False, fontsize=9)
+    return figure
+
+
+def many_groups(results: Results) -> Drawing | None:
+    """CPU per chain, cores and latency over the number of groups."""
+    found = sorted(rows(results.groups), key=lambda row: row.groups)
+    return partial(_draw_many_groups, found) if len({row.groups for row in found}) > 1 else None
+
+
+def _draw_many_groups(found: Sequence[GroupsRow]) -> Figure:
+    figure = new_figure(3.8)
+    cost, cores, late = figure.subplots(1, 3)
+    kinds = list(dict.fromkeys((row.mode, row.prefix) for row in found))
+    for at, kind in enumerate(kinds):
+        some = [row for row in found if (row.mode, row.prefix) == kind]
+        look = {"marker": MARKERS[at], "color": CYCLE[at], "markersize": 5, "linewidth": 1.3}
+        groups = [row.groups for row in some]
+        cost.plot(groups, [row.cpu_ms_per_chain for row in some], label=f"{kind[0]}, P {kind[1]:,}", **look)
+        cores.plot(groups, [row.real_time_cores for row in some], **look)
+        cores.plot(groups, [row.real_time_loop_cores for row in some], linestyle="--", **look)
+        late.plot(groups, [row.dispatch_ms.p50 for row in some], **look)
+        late.plot(groups, [row.dispatch_ms.p99 for row in some], linestyle="--", **look)
+    sizes = sorted({row.groups for row in found})
+    for axes in (cost, cores, late):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+    dress(cost, "Supervisor's CPU a chain, ms", "groups (simulated)", "")
+    dress(cores, "Cores in real time\n(dashed: its event loop)", "groups (simulated)", "")
+    dress(late, "First token to downstream's hop,\nms: p50 (dashed: p99)", "groups (simulated)", "")
+    figure.legend(
+        *cost.get_legend_handles_labels(), loc="outside lower center", ncols=len(kinds), frameon=False, fontsize=9
+    )
+    return figure
