@@ -12,6 +12,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from pingpong_bus.errors import EngineError, EngineLost
 from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SchedulerState, SessionKind
 from pingpong_worker.config import WorkerConfig
@@ -117,7 +119,7 @@ class VllmEngine:
         if kind == "streaming-input" and reservations.take(session_id):
             return StreamingInputSession(handle, session_id, handling, close)
         reservations.add_beside(session_id)
-        return PrefixCacheSession(handle, session_id, handling, close)
+        return PrefixCacheSession(handle, session_id, msgspec.structs.replace(handling, session=session_id), close)
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`.

@@ -12,7 +12,7 @@ import msgspec
 from pingpong_bus.errors import EngineError, EngineLost
 from pingpong_bus.messages import DecodePace, EngineLimits, Sampling
 from pingpong_worker.vllm_guards import check_length, check_not_empty, check_vocabulary, stop_ids
-from pingpong_worker.vllm_marks import APPEND, GRID, ITL_RATIO, ITL_TARGET_MS, KEY
+from pingpong_worker.vllm_marks import APPEND, GRID, ITL_RATIO, ITL_TARGET_MS, KEY, SESSION
 
 _DIED_HINT = "The worker's log has the reason."
 
@@ -26,6 +26,8 @@ class Handling(msgspec.Struct, frozen=True, kw_only=True):
     """How much appends of others may slow its decoding."""
     grid: int | None = None
     """Its prompt is cut at multiples of this many tokens; None: anywhere."""
+    session: str | None = None
+    """The session, where each of its requests begins with the prompt of the one before."""
 
     @property
     def salt(self) -> str | None:
@@ -35,18 +37,20 @@ class Handling(msgspec.Struct, frozen=True, kw_only=True):
             return self.cache_salt
         return f"{self.cache_salt}/grid{self.grid}" if self.cache_salt else f"grid{self.grid}"
 
-    def marks(self, *, append: bool = False, decodes: bool = False) -> dict[str, dict[str, bool | int | float]]:
+    def marks(self, *, append: bool = False, decodes: bool = False) -> dict[str, dict[str, bool | int | float | str]]:
         """`SamplingParams.extra_args` of one of its requests; `vllm_marks.py` says what they mean.
 
         Args:
             append: it computes part of a prompt ahead of its answer.
             decodes: it answers.
         """
-        marks: dict[str, bool | int | float] = {}
+        marks: dict[str, bool | int | float | str] = {}
         if append:
             marks[APPEND] = True
         if self.grid is not None:
             marks[GRID] = self.grid
+        if self.session is not None:
+            marks[SESSION] = self.session
         if decodes:
             marks[ITL_RATIO] = self.pace.itl_ratio
             if self.pace.itl_target_ms is not None:

@@ -4,6 +4,7 @@
     {"grid": 256}           its prompt is cut at multiples of so many tokens
     {"itl_ratio": 1.2}      while it decodes, a step takes at most so many times what one without appends takes
     {"itl_target_ms": 20}   while it decodes, a step takes at most so long
+    {"session": "a/1"}      its prompt begins with the one that this session submitted last (`vllm_block_hashes.py`)
 
 Requests without a mark, of whoever shares the engine, are scheduled as vLLM would.
 """
@@ -17,6 +18,7 @@ APPEND = "append"
 GRID = "grid"
 ITL_RATIO = "itl_ratio"
 ITL_TARGET_MS = "itl_target_ms"
+SESSION = "session"
 
 _NONE: dict[str, Any] = {}
 

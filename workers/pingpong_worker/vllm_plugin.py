@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,10 @@ WORKER_PID = "PINGPONG_WORKER_PID"
 """Set by a worker to its own pid; its engine's processes inherit it."""
 FAILURE_FILE = "PINGPONG_ENGINE_FAILURE"
 """Path where an engine process leaves the reason why it could not start."""
+TRACE = "PINGPONG_TRACE"
+"""Names a folder that requests are traced to; see `vllm_trace.py`."""
+_changed: list[bool] = []
+"""Not empty once this process's vLLM is changed: vLLM calls `register` more than once."""
 
 
 def register() -> None:
@@ -40,6 +45,22 @@ def register() -> None:
     from pingpong_worker.vllm_random_loader import register_loader  # imports much of vLLM: not before the signal is set
 
     register_loader()
+    if not _changed:
+        _changed.append(True)
+        _change_vllm(in_worker=os.environ[WORKER_PID] == str(os.getpid()))
+
+
+def _change_vllm(*, in_worker: bool) -> None:
+    """Wrap what is vllm's, once, in the worker or in a process of its engine."""
+    if not in_worker and "vllm.v1.engine.core" in sys.modules:
+        from pingpong_worker.vllm_block_hashes import remember_block_hashes
+
+        remember_block_hashes()
+    if TRACE in os.environ:
+        from pingpong_worker.vllm_trace import trace_engine, trace_worker
+
+        trace = trace_worker if in_worker else trace_engine
+        trace(Path(os.environ[TRACE]))
 
 
 def end_with_worker() -> None:

@@ -1,0 +1,206 @@
+"""Where a request's first milliseconds go: a trace through vLLM's processes, switched on by an environment variable.
+
+`PINGPONG_TRACE` names a folder; every process of an engine then writes ``<pid>.jsonl`` there, a line a moment::
+
+    {"request": "chain/2/1#7", "stage": "hashed", "at_ns": 123}
+
+`at_ns` is CLOCK_MONOTONIC, which all processes of a host share, as the supervisor's and the workers' own times do. Only
+what happens before a request's first token is noted. Without the variable nothing here is imported or wrapped.
+
+| stage | process | when |
+|---|---|---|
+| encoding | worker | vLLM has checked the request and begins to send it |
+| sent | worker | it is with ZeroMQ |
+| decoding | engine, input thread | its message begins to be decoded |
+| decoded | engine, input thread | and becomes a request: its blocks are hashed |
+| hashed | engine, input thread | it is put into the engine's queue |
+| queued | engine | the engine's loop hands it to the scheduler |
+| scheduling | engine | the step that computes the last of its prompt begins to be scheduled |
+| executing | engine | and is given to the executor |
+| preparing | of the device | the model runner begins with it |
+| launched | of the device | its kernels are launched; on CPUs the model has run |
+| computed | engine | the step's output is there |
+| updated | engine | the scheduler has taken it |
+| received | worker | the first output is back |
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A line of a trace."""
+
+    request: str
+    """Ours; vLLM's own id has a suffix."""
+    stage: str
+    at_ns: int
+
+
+class Trace:
+    """Writes the moments of one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / f"{os.getpid()}.jsonl").open("ab", buffering=0)
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()
+        """Requests without a token, by vLLM's id."""
+
+    def begin(self, request_id: str) -> None:
+        """Note moments of this request from now on."""
+        self._waiting.add(request_id)
+
+    def end(self, request_id: str) -> None:
+        """It has its first token, or is over."""
+        self._waiting.discard(request_id)
+
+    def waits(self, request_id: str) -> bool:
+        """Whether its moments are noted."""
+        return request_id in self._waiting
+
+    def note(self, request_id: str, stage: str, at_ns: int) -> None:
+        """Write a line; any thread may."""
+        line = msgspec.json.encode(Moment(request_id.rpartition("-")[0] or request_id, stage, at_ns)) + b"\n"
+        with self._lock:
+            self._file.write(line)
+
+
+def trace_worker(folder: Path) -> None:
+    """Wrap what runs in the process that has the `AsyncLLM`, for as long as it lives."""
+    from vllm.v1.engine.core_client import AsyncMPClient
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    trace = Trace(folder)
+    send, receive = AsyncMPClient.add_request_async, OutputProcessor.process_outputs
+
+    @functools.wraps(send)
+    async def add_request_async(self: Any, request: Any) -> None:
+        trace.begin(request.request_id)
+        trace.note(request.request_id, "encoding", time.monotonic_ns())
+        await send(self, request)
+        trace.note(request.request_id, "sent", time.monotonic_ns())
+
+    @functools.wraps(receive)
+    def process_outputs(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        now = time.monotonic_ns()
+        for output in outputs:
+            if trace.waits(output.request_id):
+                trace.end(output.request_id)
+                trace.note(output.request_id, "received", now)
+        return receive(self, outputs, *args, **kwargs)
+
+    AsyncMPClient.add_request_async = add_request_async
+    OutputProcessor.process_outputs = process_outputs
+
+
+def trace_engine(folder: Path) -> None:
+    """Wrap what runs in the process of the `EngineCore`, and in those of its workers if it has any.
+
+    It is called as the `EngineCore` begins to be made, so that its objects are wrapped at the first request.
+    """
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.serial_utils import MsgpackDecoder
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    trace = Trace(folder)
+    at = threading.local()
+    decode, preprocess, queue = MsgpackDecoder.decode, EngineCore.preprocess_add_request, EngineCore.add_request
+    run = WorkerWrapperBase.execute_model
+    wrapped = False
+
+    @functools.wraps(decode)
+    def timed_decode(self: Any, bufs: Any) -> Any:
+        at.decoding = time.monotonic_ns()
+        return decode(self, bufs)
+
+    @functools.wraps(preprocess)
+    def preprocess_add_request(self: Any, request: Any) -> Any:
+        nonlocal wrapped
+        if not wrapped:
+            wrapped = True
+            _trace_steps(trace, self.scheduler, self.model_executor)
+        decoded = time.monotonic_ns()
+        made = preprocess(self, request)
+        hashed = time.monotonic_ns()
+        trace.begin(request.request_id)
+        for stage, moment in (("decoding", at.decoding), ("decoded", decoded), ("hashed", hashed)):
+            trace.note(request.request_id, stage, moment)
+        return made
+
+    @functools.wraps(queue)
+    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        trace.note(request.request_id, "queued", time.monotonic_ns())
+        queue(self, request, *args, **kwargs)
+
+    @functools.wraps(run)
+    def execute_model(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        preparing = time.monotonic_ns()
+        result = run(self, output, *args, **kwargs)
+        launched = time.monotonic_ns()
+        for new in output.scheduled_new_reqs:
+            if new.num_computed_tokens + output.num_scheduled_tokens[new.req_id] >= len(new.prompt_token_ids or ()):
+                trace.note(new.req_id, "preparing", preparing)
+                trace.note(new.req_id, "launched", launched)
+        return result
+
+    MsgpackDecoder.decode = timed_decode
+    EngineCore.preprocess_add_request = preprocess_add_request
+    EngineCore.add_request = add_request
+    WorkerWrapperBase.execute_model = execute_model
+
+
+def _trace_steps(trace: Trace, scheduler: Any, executor: Any) -> None:
+    """Wrap the methods of one engine's scheduler and executor."""
+    schedule: Callable[..., Any] = scheduler.schedule
+    update: Callable[..., Any] = scheduler.update_from_output
+    execute: Callable[..., Any] = executor.execute_model
+    last: dict[int, list[str]] = {}
+    """Requests whose prompt ends in a step, by the step's output."""
+    begun = 0
+
+    def timed_schedule(*args: Any, **kwargs: Any) -> Any:
+        nonlocal begun
+        begun = time.monotonic_ns()
+        output = schedule(*args, **kwargs)
+        ends = [name for name in output.num_scheduled_tokens if trace.waits(name) and _prompt_ends(scheduler, name)]
+        for name in ends:
+            trace.end(name)
+        if ends:
+            last[id(output)] = ends
+        return output
+
+    def timed_execute(output: Any, *args: Any, **kwargs: Any) -> Any:
+        executing = time.monotonic_ns()
+        for name in last.get(id(output), ()):
+            trace.note(name, "scheduling", begun)
+            trace.note(name, "executing", executing)
+        return execute(output, *args, **kwargs)
+
+    def timed_update(output: Any, *args: Any, **kwargs: Any) -> Any:
+        computed = time.monotonic_ns()
+        result = update(output, *args, **kwargs)
+        updated = time.monotonic_ns()
+        for name in last.pop(id(output), ()):
+            trace.note(name, "computed", computed)
+            trace.note(name, "updated", updated)
+        return result
+
+    scheduler.schedule, scheduler.update_from_output, executor.execute_model = (
+        timed_schedule,
+        timed_update,
+        timed_execute,
+    )
+
+
+def _prompt_ends(scheduler: Any, request_id: str) -> bool:
+    request = scheduler.requests.get(request_id)
+    return request is not None and request.num_computed_tokens >= request.num_prompt_tokens
