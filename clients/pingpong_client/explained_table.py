@@ -61,7 +61,7 @@ def _row(prediction: Prediction, *, taken: bool) -> list[str]:
         "*" if taken else "",
         prediction.placement,
         _group_names(prediction.groups),
-        *(milliseconds(time) for time in times),
+        *(milliseconds(time) if time else "-" for time in times),
         f"{prediction.factor:.2f}",
     ]
 
@@ -85,7 +85,7 @@ def _choice(explained: Explained) -> str:
 def _words(advice: Advice) -> str:
     if advice.saves_ms is None:
         return advice.text
-    return f"{advice.text} It should save about {milliseconds(advice.saves_ms)} ms."
+    return f"{advice.text} That should take about {milliseconds(advice.saves_ms)} ms off the least."
 
 
 def _wrapped(text: str, width: int, *, bullet: str = "") -> list[str]:

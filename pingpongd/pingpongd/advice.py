@@ -110,16 +110,26 @@ def _shared_documents(case: _Case) -> Iterator[Advice]:
         if len(told) < _MOST_DOCUMENTS and not any(_overlapping(run, other) for other in told):
             told.append(run)
             behind = [index for index, start in zip(run.members, run.starts, strict=True) if start]
-            yield Advice(
-                text=f"{case.listed(run.members)} share {run.tokens:,} tokens, which stand after other text in "
-                f"{case.listed(behind)}. Put them first, before the role text: then a group computes them once and its "
-                f"prefix cache keeps them, instead of computing them {len(run.members)} times.",
-                saves_ms=_saved_by_sharing(case, run),
+            where = "all of them" if len(behind) == len(run.members) else case.listed(behind)
+            saved = _saved_by_sharing(case, run)
+            text = (
+                f"{case.listed(run.members)} share {run.tokens:,} tokens, which stand after other text in {where}. Put "
+                "them first, before the role text: then a group computes them once and its prefix cache keeps them, "
+                f"instead of computing them {len(run.members)} times."
             )
+            if saved is not None and saved < WORTH_MS:
+                text += (
+                    " For this chain alone, now, that is no gain, for what it costs is hidden or cached already: it is "
+                    "one for chains beside it and after it."
+                )
+            yield Advice(text=text, saves_ms=saved if saved is not None and saved >= WORTH_MS else None)
 
 
 def _saved_by_sharing(case: _Case, run: SharedRun) -> float | None:
-    """What the best placement would take less on idle groups if a run came first: cold, once for all its members."""
+    """What the best placement would take less on idle groups if a run came first: cold, once for all its members.
+
+    None where nothing was measured.
+    """
     shape = case.shape
     if not shape.shared or not case.predictions:
         return None
@@ -140,8 +150,7 @@ def _saved_by_sharing(case: _Case, run: SharedRun) -> float | None:
             model.predict(of, each.placement, each.groups).prediction.e2e_ms * each.factor for each in leasts.values()
         )
 
-    saved = least(shape) - least(moved)
-    return round(saved, 1) if saved >= WORTH_MS else None
+    return round(least(shape) - least(moved), 1)
 
 
 def _joined_prompts(case: _Case) -> Iterator[Advice]:

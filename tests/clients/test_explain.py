@@ -33,12 +33,12 @@ async def test_explain_shows_predictions_choice_and_advice_in_80_columns(link, d
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
     assert lines[0].split() == ["placement", "groups", "E2E", "ms", "prefill", "decode", "wait", "hidden", "factor"]
-    assert lines[1].split() == ["*", "ping-pong", "gpu0,", "gpu1", "9,120", "320", "8,800", "0.0", "820", "1.02"]
-    assert lines[2].split() == ["serial", "gpu0", "10,100", "1,300", "8,750", "50.0", "0.0", "1.00"]
+    assert lines[1].split() == ["*", "ping-pong", "gpu0,", "gpu1", "9,120", "320", "8,800", "-", "820", "1.02"]
+    assert lines[2].split() == ["serial", "gpu0", "10,100", "1,300", "8,750", "50.0", "-", "1.00"]
     assert "* ping-pong on gpu0, gpu1 would be taken: the least of 2 placements." in lines
     assert " ".join(" ".join(lines).split()).endswith(
         "What would make it faster: - Put the document of 4,096 tokens before the role text of writer and critic. "
-        "It should save about 181 ms. - The chain is bound by decoding."
+        "That should take about 181 ms off the least. - The chain is bound by decoding."
     )
     assert all(len(line) <= 80 for line in lines)
     [asked] = daemon.requests

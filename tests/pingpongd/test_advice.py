@@ -121,9 +121,7 @@ def test_a_document_after_role_texts_is_told_with_agents_tokens_and_what_it_cost
     document = run_of(10_000, 4096)
     advices = case([1, 2, 3, *document], run_of(100, 40) + document, run_of(300, 50))
     [advice] = about(advices, "share")
-    assert advice.text.startswith(
-        "writer and critic share 4,096 tokens, which stand after other text in writer and cri"
-    )
+    assert advice.text.startswith("writer and critic share 4,096 tokens, which stand after other text in all of them. ")
     assert 150 < advice.saves_ms < 210  # one cold prefill of 4,096 tokens is 200 ms
     assert advices[0] == advice
 
@@ -133,6 +131,13 @@ def test_a_document_at_the_beginning_of_all_prompts_is_well():
     assert not about(case([*document, 1], [*document, 2]), "share")
     assert not about(case([1, *document], [2, *document], isolated=True), "share")
     assert not about(case([1, *document[:255]], [2, *document[:255]]), "share")
+
+
+def test_a_document_that_costs_nothing_now_is_told_with_that():
+    document = run_of(10_000, 4096)
+    [advice] = about(case([1, *document], [2, *document], held=(0, 1)), "share")
+    assert advice.saves_ms is None
+    assert "no gain" in advice.text
 
 
 def test_without_figures_the_document_is_told_without_a_number():
