@@ -1,0 +1,89 @@
+"""The configuration of a daemon with many simulated H200s, and what the timing model says of a chain on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from group_load import ChainSize
+from pingpong_worker.config import SimulatedSettings
+from pingpong_worker.simulated_timing import TimingModel
+from pingpongd.config import load_config
+
+H200 = Path(__file__).with_name("h200_simulated.toml")
+_FEW_ROWS = 64
+"""Steps up to here are decodes and finalizes."""
+_SLOTS = 4096
+_SLOT_TOKENS = 512
+
+
+class GroupsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How many groups, and in what time; see `many_groups.py`."""
+
+    groups: int
+    time_scale: float = 1.0
+    token_stretch: int = 1
+
+    @property
+    def timing(self) -> SimulatedSettings:
+        """The timing model of each engine."""
+        return stretched(load_config(H200).simulated, self.token_stretch, self.time_scale)
+
+
+def stretched(settings: SimulatedSettings, tokens: int, time_scale: float) -> SimulatedSettings:
+    """An engine whose decode steps take as long as `tokens` of them; its prefills take what they took."""
+    slow = max(ms for rows, ms in settings.step_rows if rows <= _FEW_ROWS) * tokens
+    return msgspec.structs.replace(
+        settings,
+        step_rows=[
+            (rows, ms * tokens if rows <= _FEW_ROWS else max(ms, slow + rows * 1e-6)) for rows, ms in settings.step_rows
+        ],
+        decode_context_ns=(settings.decode_context_ns or 0.0) * tokens,
+        time_scale=time_scale,
+    )
+
+
+def groups_toml(settings: GroupsSettings, calibrate: bool) -> str:
+    """A configuration file. Heartbeats are as far apart in model time as they are in real time."""
+    top = {
+        "instance": "many-groups",
+        "engine": "simulated",
+        "slots": _SLOTS,
+        "slot_tokens": _SLOT_TOKENS,
+        "calibrate": calibrate,
+    }
+    watch = {"heartbeat_s": settings.time_scale, "misses": 30, "stall_s": 600.0}  # nothing here is to be restarted
+    lines = [*_keys(top), "[watch]", *_keys(watch), "[simulated]"]
+    lines += _keys({key: value for key, value in msgspec.to_builtins(settings.timing).items() if value is not None})
+    for index in range(settings.groups):
+        lines += ["[[groups]]", f'name = "g{index}"', f'devices = ["simulated:{index}"]']
+    return "\n".join(lines) + "\n"
+
+
+def _keys(values: dict[str, Any]) -> list[str]:
+    # JSON's strings, numbers and arrays are TOML's, too.
+    return [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in values.items()]
+
+
+def decode_ms(settings: GroupsSettings, context: int) -> float:
+    """A decode step alone, by the timing model."""
+    model = TimingModel(settings.timing)
+    return model.price(1, model.work(context, 1, decode=True), "decodes") * 1e3
+
+
+def prefill_ms(settings: GroupsSettings, tokens: int) -> float:
+    """From a request's submission to its first token, with nothing cached and nothing beside it."""
+    model, most = TimingModel(settings.timing), settings.timing.max_num_batched_tokens
+    seconds = model.admission_s(tokens)
+    for computed in range(0, tokens, most):
+        step = min(most, tokens - computed)
+        seconds += model.price(step, model.work(computed, step, decode=False), "prompts")
+    return seconds * 1e3
+
+
+def expected_chain_ms(settings: GroupsSettings, size: ChainSize) -> float:
+    """A chain alone whose downstream prefills are hidden: the first agent's prefill, and all decode steps."""
+    context = size.prefix + size.output + size.suffix
+    return prefill_ms(settings, size.prefix + size.suffix) + sum(size.outputs) * decode_ms(settings, context)

@@ -1,0 +1,144 @@
+"""One supervisor with many simulated groups: what it uses, how long its part takes, and where it would end.
+
+    python benchmarks/many_groups.py --groups 8,64,512 --time-scale 1,1,4 --out many-groups.jsonl
+    python benchmarks/many_groups.py --report many-groups.jsonl
+
+The engines take what an H200 takes (`h200_simulated.toml`); the daemon is the product's (`forked_workers.py` says how
+its workers fit one machine). Chains of five agents arrive at random, as many as keep one running for every two groups.
+Two things keep a machine with few cores from being what is measured, and every row has both:
+
+- `time_scale`: model time is so many times as long as real time. The supervisor's work for a chain, a hop, a text or a
+  heartbeat stays what it is; only less of it comes in a second. What it would use in real time is its use times this.
+- `token_stretch`: a token stands for so many, is decoded in as many times the time, and answers have as many times
+  fewer. The supervisor hears of text at intervals and not of tokens, so that its messages stay the same but for
+  appends, of which fewer come. The workers have that much less to do.
+
+CPU times are those of the processes, whatever else runs. Latencies are those of a machine that was shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from group_load import ChainMaker, ChainSize, Load, status_times
+from groups_config import GroupsSettings, expected_chain_ms, groups_toml
+from groups_report import GroupsRow, render, summarize
+from local_daemon import local_daemon
+from pingpong_bus.errors import PingpongError
+from pingpong_client import AsyncClient
+from runs import append_line, read_lines
+from supervisor_meter import bell_connections, descriptors, memory_mib, read_cpu, sweeper_pid
+
+_PROGRAM = str(Path(__file__).with_name("forked_workers.py"))
+_CLIENTS = 8
+"""Connections that the load is spread over: one client may have only so much unread."""
+
+
+async def measure(settings: GroupsSettings, options: argparse.Namespace) -> GroupsRow:
+    """Start a daemon with these groups, load it, and say what it took."""
+    size = ChainSize(prefix=options.prefix, output=max(4, options.output // settings.token_stretch))
+    maker = ChainMaker(size, settings.timing.vocabulary_size)
+    chain_s = expected_chain_ms(settings, size) / 1e3
+    seconds = max(options.chain_times * chain_s, options.seconds)
+    per_s = settings.groups * options.load / chain_s
+    with tempfile.TemporaryDirectory(prefix="pingpong-groups-") as private:
+        config = Path(private) / "groups.toml"
+        config.write_text(groups_toml(settings, options.calibrate))
+        begun = asyncio.get_running_loop().time()
+        async with local_daemon(config, program=[_PROGRAM]) as folder:
+            start_s = asyncio.get_running_loop().time() - begun
+            print(f"{settings.groups} groups serve after {start_s:.0f} s", file=sys.stderr)
+            clients = [AsyncClient(folder, timeout_s=120) for _ in range(_CLIENTS)]
+            for client in clients:
+                await client.__aenter__()
+            try:
+                status = await clients[0].status()
+                workers = [worker.pid for worker in status.workers if worker.pid]
+                sweeper = sweeper_pid(status.pid)
+                others = {"sweeper": sweeper} if sweeper else {}
+
+                idle_from = read_cpu(status.pid, workers, others)
+                idle_status_ms = await status_times(folder, options.idle_seconds)
+                idle = read_cpu(status.pid, workers, others).since(idle_from)
+
+                load = Load(clients, maker, options.mode)
+                busy_from = read_cpu(status.pid, workers, others)
+                pinging = asyncio.create_task(status_times(folder, seconds))
+                await load.poisson(per_s, seconds)
+                busy = read_cpu(status.pid, workers, others).since(busy_from)
+                return summarize(
+                    settings,
+                    size,
+                    load,
+                    mode=options.mode,
+                    calibrated=options.calibrate,
+                    load_share=options.load,
+                    start_s=start_s,
+                    idle=idle,
+                    busy=busy,
+                    idle_status_ms=idle_status_ms,
+                    status_ms=await pinging,
+                    supervisor_mib=memory_mib(status.pid)[0],
+                    supervisor_descriptors=descriptors(status.pid),
+                    worker_mib=[memory_mib(pid) for pid in workers[:: max(1, len(workers) // 8)]],
+                    bells=bell_connections(folder),
+                )
+            finally:
+                for client in clients:
+                    await client.close()
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Measure one supervisor with many simulated groups.")
+    parser.add_argument("--groups", default="8,64,512", help="comma-separated")
+    parser.add_argument("--time-scale", default="1", help="comma-separated, for each number of groups, or one for all")
+    parser.add_argument("--token-stretch", type=int, default=8)
+    parser.add_argument("--load", type=float, default=0.5, help="chains at once, in the mean, per group")
+    parser.add_argument("--mode", default="auto", choices=["auto", "serial", "ping-pong"])
+    parser.add_argument("--calibrate", action="store_true", help="measure the engines first, so that auto predicts")
+    parser.add_argument("--prefix", type=int, default=4096)
+    parser.add_argument("--output", type=int, default=256, help="tokens of each answer; the last one has a quarter")
+    parser.add_argument("--chain-times", type=float, default=3.0, help="for how many times a chain's time chains come")
+    parser.add_argument("--seconds", type=float, default=20.0, help="at least for so long")
+    parser.add_argument("--idle-seconds", type=float, default=10.0, help="before, without chains")
+    parser.add_argument("--out", type=Path, help="JSONL file that the rows are added to")
+    parser.add_argument("--report", type=Path, help="only report the rows of this file")
+    return parser.parse_args()
+
+
+async def _measure_all(options: argparse.Namespace) -> list[GroupsRow]:
+    counts = [int(count) for count in options.groups.split(",")]
+    scales = [float(scale) for scale in options.time_scale.split(",")]
+    rows = []
+    for count, scale in zip(counts, scales * len(counts) if len(scales) == 1 else scales, strict=False):
+        row = await measure(
+            GroupsSettings(groups=count, time_scale=scale, token_stretch=options.token_stretch), options
+        )
+        rows.append(row)
+        if options.out:
+            append_line(options.out, row)
+        print(render([row]), file=sys.stderr)
+    return rows
+
+
+def main() -> int:
+    """Run the command; returns its exit code."""
+    options = parse_arguments()
+    try:
+        rows = read_lines(options.report, GroupsRow) if options.report else asyncio.run(_measure_all(options))
+    except PingpongError as error:
+        print(f"many_groups.py: {error}", file=sys.stderr)
+        return error.exit_code
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+    print(render(rows))
+    return 1 if any(row.failed for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
