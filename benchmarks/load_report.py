@@ -13,6 +13,9 @@ from decode_first_report import percentile
 from figures import saved_percent
 from load_rows import Gaps, Round
 
+_NOISE_CORES = 0.2
+"""A round beside which others used fewer is taken for quiet."""
+
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """All rounds of one side under one load."""
@@ -202,6 +205,8 @@ def _section(rounds: Sequence[Round], baseline: str | None, limit: float) -> str
         f"rounds; TTFT: of agents that read another; goodput: chains that ended within {_ms(limit)} ms."
     )
     lines = [f"## {first.load}: {first.shape}", "", about, "", *_table(_TIMES, found), "", *_table(_STEPS, found)]
+    if (others := max(one.others_cores for one in rounds)) >= _NOISE_CORES:
+        lines += ["", f"Other processes kept up to {others:.1f} cores busy in a round: times are of a shared machine."]
     if missed := sum(one.missed_tokens for one in rounds):
         lines += ["", f"{missed} doorbells were dropped: some gaps are too long."]
     if errors := Counter(chain.error for one in rounds for chain in one.chains if chain.error):

@@ -16,6 +16,7 @@ from connecting import made_with
 from harness import in_order
 from load_rows import ChainRow, Gaps, Load, Round, Shape
 from load_sides import Side
+from other_work import OtherWork
 from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.errors import PingpongError
 from pingpong_bus.messages import ChainResult, SubmitOptions
@@ -97,6 +98,7 @@ class LoadTest:
         await side.client.reset_caches()
         warm_chains = await self._fill(side, chains) if settings.cache == "warm" else 0
         await side.times.take()
+        others = OtherWork(one.status.pid for one in self.sides)
         zero = time.monotonic()
         rows = await asyncio.gather(
             *(
@@ -105,6 +107,7 @@ class LoadTest:
             )
         )
         makespan_ms = (time.monotonic() - zero) * 1e3 - due_ms[0]
+        others_cores = others.cores()
         logs = await side.times.take()
         gaps = {group: Gaps() for group in side.groups}
         for log in logs:
@@ -126,6 +129,7 @@ class LoadTest:
             chains=list(rows),
             gaps=gaps,
             missed_tokens=sum(log.missed for log in logs),
+            others_cores=round(others_cores, 2),
             provenance=self._made_with[side.spec.name],
         )
         self._keep(row)

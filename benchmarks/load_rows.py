@@ -138,6 +138,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """By the group that wrote the tokens."""
     missed_tokens: int = 0
     """Whose doorbells were dropped, so that a gap is too long."""
+    others_cores: float = 0.0
+    """Cores that processes of others kept busy meanwhile: with many, a slow round may be theirs."""
     provenance: dict[str, Any] = {}
 
     @property
