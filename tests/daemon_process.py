@@ -24,6 +24,7 @@ HANG_SECONDS = 120.0
 
 SIMULATED = """
 engine = "simulated"
+calibrate = false
 slots = {slots}
 drain_seconds = {drain}
 [simulated]

@@ -23,6 +23,7 @@ from pingpongd.runtime_dir import RuntimeDir
 
 FAST: dict[str, Any] = {
     "engine": "simulated",
+    "calibrate": False,
     "slots": 64,
     "simulated": {"step_ms": 2.0, "row_us": 1.0},
     "restart": {"backoff_s": 0.05, "backoff_max_s": 0.2},

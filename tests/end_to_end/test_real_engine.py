@@ -34,7 +34,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def daemon() -> AsyncIterator[DaemonProcess]:
     """One daemon on two engines for all tests of this file."""
     folder = Path(tempfile.mkdtemp(prefix="pp-"))
-    config = with_keys((EXAMPLES / "cpu.toml").read_text(), {"dtype": "bfloat16", "exactness": "grid"})
+    keys = {"dtype": "bfloat16", "exactness": "grid", "calibrate": False}
+    config = with_keys((EXAMPLES / "cpu.toml").read_text(), keys)
     process = DaemonProcess(folder, config)
     try:
         asyncio.run(process.ready())

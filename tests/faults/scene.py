@@ -22,6 +22,7 @@ KEPT_KEY = "kept"
 
 _SIMULATED = """
 engine = "simulated"
+calibrate = false
 grid_tokens = 32
 slots = {slots}
 drain_seconds = 20

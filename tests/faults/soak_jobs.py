@@ -14,6 +14,7 @@ from pingpong_worker.simulated_request import EOS, Request
 
 SIMULATED = """
 engine = "simulated"
+calibrate = false
 log_level = "warning"
 slots = 64
 drain_seconds = 5

@@ -12,7 +12,7 @@ CHAIN = "/srv/chain.json"
 
 def config(*, step_ms: float = 1.0, start_ms: float = 0.0, **more: object) -> str:
     """Two groups of the simulated engine, for clients of the group."""
-    settings = {"engine": "simulated", "client_group": "pingpong", "slots": 64, **more}
+    settings = {"engine": "simulated", "calibrate": False, "client_group": "pingpong", "slots": 64, **more}
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     lines += ["[simulated]", f"step_ms = {step_ms}", f"start_ms = {start_ms}", "row_us = 20.0"]
     for name in ("a", "b"):

@@ -9,7 +9,7 @@ import pytest
 from service_machine import Machine, pingpong_client, pingpongd
 
 CONFIG = "/home/alice/.config/pingpongd/config.toml"
-SIMULATED = 'engine = "simulated"\n[[groups]]\nname = "a"\ndevices = ["cpu:0"]\n'
+SIMULATED = 'engine = "simulated"\ncalibrate = false\n[[groups]]\nname = "a"\ndevices = ["cpu:0"]\n'
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
+    Calibrate,
+    Calibrated,
     Heartbeat,
     Hello,
     HopAppended,
@@ -38,6 +40,7 @@ from pingpong_bus.messages import (
     HopText,
     JoinedPrompt,
     Literals,
+    Loading,
     NextScored,
     PrefixCacheReset,
     Prepare,
@@ -108,6 +111,7 @@ class Supervisor:
             "name": "g0",
             "devices": ["cpu:0"],
             "engine": "simulated",
+            "calibrate": False,
             "simulated": SimulatedSettings(step_ms=2.0),
             "slab_fd": self.slab.fd,
             "control": f"ipc://{self.folder}/workers.sock",
@@ -431,6 +435,55 @@ async def test_tokens_are_scored_one_request_at_a_time(supervisor: Supervisor) -
     await supervisor.send(Stop())
     assert await worker == 0
     gc.unfreeze()
+
+
+QUICK = SimulatedSettings(step_ms=0.1, row_us=1.0)
+
+
+async def test_an_engine_is_measured_once_and_again_when_asked(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = supervisor.config(calibrate=True, simulated=QUICK)
+    first = (await supervisor.start(config)).figures
+    assert first is not None
+    assert not first.cached
+    assert [one.stage for one in supervisor.messages if isinstance(one, Loading)][-1] == "measuring the engine"
+    await supervisor.send(Calibrate(request=1))
+    again = (await supervisor.receive(Calibrated, request=1)).figures
+    assert not again.cached
+    await supervisor.send(Stop())
+    assert await supervisor.exit_code() == 0
+    supervisor.messages.clear()
+    kept = (await supervisor.start(config)).figures
+    assert kept == msgspec.structs.replace(again, cached=True)
+    assert not [one for one in supervisor.messages if isinstance(one, Loading) and "measuring" in one.stage]
+
+
+async def test_measuring_gives_way_to_a_hop_and_does_not_begin_beside_one(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    await supervisor.send(Calibrate(request=1))
+    while (await supervisor.receive(Heartbeat)).scheduler is None:  # until it is decoding
+        continue
+    output = supervisor.allocate()
+    endless = Sampling(max_tokens=4000, ignore_eos=True)
+    await supervisor.send(StartHop(spec=HopSpec(hop="h", output=output, segments=[LITERAL], sampling=endless)))
+    failed = await supervisor.receive(RequestFailed, request=1)
+    assert (failed.code, "gave way" in failed.message) == ("EngineError", True)
+    await supervisor.receive(HopFirstToken)
+    await supervisor.send(Calibrate(request=2))
+    assert "hops run" in (await supervisor.receive(RequestFailed, request=2)).message
+    await supervisor.send(AbortHop(hop="h"))
+    await supervisor.receive(HopEnded, hop="h", state="aborted")
+
+
+async def test_an_engine_that_cannot_be_measured_serves(supervisor: Supervisor) -> None:
+    tiny = SimulatedSettings(max_model_len=64)
+    assert (await supervisor.start(supervisor.config(calibrate=True, simulated=tiny))).figures is None
+    output = supervisor.allocate()
+    hop = HopSpec(hop="h", output=output, segments=[LITERAL], sampling=Sampling(max_tokens=3))
+    await supervisor.send(StartHop(spec=hop))
+    await supervisor.receive(HopEnded, hop="h", state="finished")
 
 
 async def test_frames_that_make_no_sense_are_dropped_and_counted(supervisor: Supervisor) -> None:

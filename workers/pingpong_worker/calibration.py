@@ -30,11 +30,11 @@ _PREFILLS: Final = (64, 256, 1024, 4096, 12288, 32768, 98304)
 """Tokens of the prompts whose prefill is timed."""
 _LONGEST_PREFILL_S = 3.0
 """None that should take longer is tried."""
-_WORTHWHILE = 1.25
+_WORTHWHILE = 1.5
 """Times the longest prompt so far: a last one that is no longer than this tells nothing new."""
-_REPEATED_BELOW_S = 1.0
-"""What takes less is measured more often; the median counts."""
 _REPEATS = 3
+_REPEATED_BELOW_S = 0.5
+"""What has taken so long is not measured again; else the median of all counts."""
 _CONTEXT = 256
 """Of the shorter of two contexts, and of answers that are decoded together, in tokens."""
 _RESTS: Final = (8, 64)
@@ -143,8 +143,9 @@ class _Calibration:
             for context in sorted({short, middle, long} - {0})
             for rest in _RESTS
         ]
+        beside = [await self._beside(context, short, pace) for pace in self._paces[:1] for context in {0, long}]
         batch = [(answers, await self._together(answers, short)) for answers in _TOGETHER]
-        beside = [await self._beside(context, short, pace) for pace in self._paces for context in sorted({0, long})]
+        beside += [await self._beside(context, short, pace) for pace in self._paces[1:] for context in {0, long}]
         steps_ms = decode[short].steps_ms()
         return EngineFigures(
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -169,7 +170,7 @@ class _Calibration:
         tokens, ms = 0, 0.0
         while (longer := next_length(tokens, ms / 1e3, self._longest)) is not None:
             tokens, times = longer, list[float]()
-            while not times or (len(times) < _REPEATS and sum(times) < _REPEATED_BELOW_S * 1e3):
+            while _is_repeated(times):
                 self._salt = f"calibration {tokens}/{len(times)}"
                 async with self._opened(self._salt) as session:
                     times.append(await _first_token_ms(session, self._prompt(tokens)))
@@ -200,8 +201,8 @@ class _Calibration:
 
     async def _finalize(self, context: int, rest: int) -> float:
         """Ms to the first token of a prompt whose context is computed."""
-        times = []
-        for _ in range(_REPEATS):
+        times: list[float] = []
+        while _is_repeated(times):
             async with self._opened(self._salt, context) as session:
                 times.append(await _first_token_ms(session, self._end(rest)))
         return median_low(times)
@@ -300,6 +301,11 @@ class _Calibration:
 
     def _is_late(self) -> bool:
         return time.monotonic() > self._deadline
+
+
+def _is_repeated(times_ms: Sequence[float]) -> bool:
+    """Whether something is measured once more."""
+    return not times_ms or (len(times_ms) < _REPEATS and sum(times_ms) < _REPEATED_BELOW_S * 1e3)
 
 
 def _is_enough(arrivals: Arrivals) -> bool:
