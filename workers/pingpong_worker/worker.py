@@ -308,8 +308,8 @@ class Worker:
         return PrefixCacheReset(request=request)
 
     async def _calibrate(self, serving: Serving, request: int) -> WorkerMessage:
-        if open_hops := serving.hops.load()[0]:
-            raise EngineError(f"{open_hops} hops run on the engine.", hint="Measure it when none does.")
+        if serving.hops.load()[0]:
+            raise EngineError("hops run on the engine.", hint="Measure it when none does.")
         return Calibrated(request=request, figures=await serving.calibrator.measure())
 
     async def _score(self, serving: Serving, message: ScoreNext) -> WorkerMessage:
