@@ -29,7 +29,7 @@ def explained_lines(explained: Explained, width: int | None = None) -> list[str]
     lines = list(_prediction_lines(explained, cells)) if explained.predictions else []
     lines += ["", *_wrapped(_choice(explained), cells)]
     if explained.advice:
-        lines += ["", "What would make it faster:"]
+        lines += ["", "Advice:"]
         lines += [line for advice in explained.advice for line in _wrapped(_words(advice), cells, bullet="- ")]
     return lines if explained.predictions else lines[1:]
 

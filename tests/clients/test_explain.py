@@ -37,7 +37,7 @@ async def test_explain_shows_predictions_choice_and_advice_in_80_columns(link, d
     assert lines[2].split() == ["serial", "gpu0", "10,100", "1,300", "8,750", "50.0", "-", "1.00"]
     assert "* ping-pong on gpu0, gpu1 would be taken: the least of 2 placements." in lines
     assert " ".join(" ".join(lines).split()).endswith(
-        "What would make it faster: - Put the document of 4,096 tokens before the role text of writer and critic. "
+        "Advice: - Put the document of 4,096 tokens before the role text of writer and critic. "
         "That should take about 181 ms off the least. - The chain is bound by decoding."
     )
     assert all(len(line) <= 80 for line in lines)

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pingpong_bus.messages import EngineFigures, Literals, OutputOf, Prediction, PreparedAgent
@@ -38,6 +38,7 @@ mixed = st.tuples(words, documents, words, documents).map(
 )
 
 
+@settings(deadline=None)
 @given(mixed)
 @example(([1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 0]))  # a common prefix is none
 @example(([0, 5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 10]))
@@ -57,6 +58,7 @@ def test_nothing_long_is_left_in_two_texts_beside_what_is_found_and_their_common
     assert naive_longest(first, left) < at_least
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=5), st.integers(2, 9))
 def test_what_is_found_is_there(texts, at_least):
     for run in shared_runs(texts, at_least):
