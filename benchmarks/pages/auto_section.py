@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pages.auto import choices, median_error_percent, predictions
-from pages.chain_sections import title
+from pages.chain_sections import brief
 from pages.chains import cells, latest
 from pages.markdown import NOTHING, counted, number, percent, table
 from pages.rows import Results, by_key, rows
@@ -23,7 +23,7 @@ def auto(results: Results) -> list[str]:
         ]
         body = [
             [
-                title(one.measured.cell),
+                brief(one.measured.cell),
                 f"{one.chosen} ({counted(one.times, len(one.auto.found))})",
                 one.best.name if one.best else NOTHING,
                 number(one.auto.median_ms),
@@ -33,7 +33,7 @@ def auto(results: Results) -> list[str]:
             ]
             for one in chosen
         ]
-        header = ["cell", "chosen", "best", "auto, ms", "best, ms", "over best", "over series"]
+        header = ["P / output", "chosen", "best", "auto, ms", "best, ms", "over best", "over series"]
         lines += table(header, body, left=3)
     if predicted := predictions(rows(results.runs)):
         lines += [

@@ -30,7 +30,7 @@ def overlap_on_one_gpu(results: Results) -> list[str]:
     """Overlap in one engine on one device, under our scheduler and under vLLM's own with its flags."""
     body = [
         [
-            title(measured.cell),
+            brief(measured.cell),
             one.placed.name,
             "ours" if one.placed.decode_first else "vLLM's own",
             one.baseline.name if one.baseline else NOTHING,
@@ -51,7 +51,7 @@ def overlap_on_one_gpu(results: Results) -> list[str]:
         "with `long_prefill_token_threshold`. *p99* and *max* are the gaps between tokens; *over series* is the p99 ÷ "
         "that of the baseline.",
     )
-    header = ["cell", "placement", "scheduler", "baseline", "median, ms", "saved", "hidden"]
+    header = ["P / output", "placement", "scheduler", "baseline", "median, ms", "saved", "hidden"]
     return lines + table([*header, "p99, ms", "max, ms", "over series"], body, left=4)
 
 
@@ -72,7 +72,7 @@ def tensor_parallel(results: Results) -> list[str]:
             continue
         body += [
             [
-                title(measured.cell),
+                brief(measured.cell),
                 one.placed.name,
                 str(one.placed.devices),
                 one.baseline.name if one.baseline else NOTHING,
@@ -90,22 +90,28 @@ def tensor_parallel(results: Results) -> list[str]:
         "Every placement on more than one device. What ping-pong makes of two devices is to be held against what one "
         "tensor-parallel engine makes of the same two.",
     )
-    header = ["cell", "placement", "devices", "baseline", "median, ms", "saved", "iso-GPU"]
+    header = ["P / output", "placement", "devices", "baseline", "median, ms", "saved", "iso-GPU"]
     return lines + table(header, body, left=4)
 
 
 def title(cell: Cell) -> str:
     """A cell in words."""
     last = f", the last {cell.outputs[-1]:,}" if cell.outputs[-1] != cell.output else ""
-    words = [
-        f"P {cell.prefix:,}, output {cell.output:,}{last}",
-        f"{len(cell.outputs)} agents" if len(cell.outputs) > 1 else "1 agent",
-        f"{cell.cache} cache",
-    ]
+    agents = f"{len(cell.outputs)} agents" if len(cell.outputs) > 1 else "1 agent"
+    words = [f"P {cell.prefix:,}{_kind(cell)}, output {cell.output:,}{last}", agents, f"{cell.cache} cache"]
     words += [cell.dtype] if cell.dtype else []
     words += [cell.sampling] if cell.sampling != "greedy" else []
-    words += [cell.profile] if not cell.plain else []
     return ", ".join(words)
+
+
+def brief(cell: Cell) -> str:
+    """The same for tables of many cells: P / output, and the state of the caches."""
+    sampled = ", sampled" if cell.sampling != "greedy" else ""
+    return f"{cell.prefix:,}{_kind(cell)} / {cell.output:,}, {cell.cache}, {cell.dtype}{sampled}"
+
+
+def _kind(cell: Cell) -> str:
+    return f" ({cell.kind})" if cell.kind else ""
 
 
 def _cell(measured: Measured) -> list[str]:

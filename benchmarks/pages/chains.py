@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -29,9 +29,10 @@ from figures import (
 )
 from pages.machines import Machine, is_simulated, machine
 from pages.rows import Found, by_key, rows
-from profiles import PROFILES
+from profiles import PROFILES, Shape
 from runs import RUN_MODES, Run
 
+_DOCUMENT = re.compile(r"\bdocument \d+ (before|after)\b")
 _NAMED_PREFIX = re.compile(r"(?:prefix|document) ([\d,]+)")
 
 
@@ -58,9 +59,15 @@ class Cell(msgspec.Struct, frozen=True):
     sampling: str
 
     @property
-    def plain(self) -> bool:
-        """Whether each agent has text of its own and reads the one before: no fan-in, no shared document."""
-        return self.line and "document" not in self.profile
+    def kind(self) -> str:
+        """What is particular about the chain: "fan-in", "diamond", or where a document that all agents share stands.
+
+        Empty where each agent has text of its own and reads the one before.
+        """
+        if found := _DOCUMENT.search(self.profile):
+            return f"a document {found[1]} the role text"
+        named = self.profile.partition(" ")[0]
+        return "" if self.line else named if named in get_args(Shape) else "branches"
 
     @property
     def output(self) -> int:

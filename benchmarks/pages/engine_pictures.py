@@ -7,12 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from decode_first_report import draw
-from groups_report import GroupsRow
 from lone_kernels import LoneKernel
 from pages.pictures import Drawing
 from pages.rows import Results, rows
 from pages.steps import StepTime, attention, by_context, kernels_alone, matrices, setups
 from pages.style import CYCLE, INK, MARKERS, dress, new_figure
+from pages.views import GroupsRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +30,8 @@ def mixed_steps(results: Results) -> Drawing | None:
 
 
 def _draw_mixed_steps(found: dict[str, list[StepTime]], lone: Sequence[LoneKernel]) -> Figure:
+    from matplotlib.lines import Line2D
+
     columns = 2
     panels = len(found) + bool(lone)
     lines = -(-panels // columns)
@@ -55,8 +57,7 @@ def _draw_mixed_steps(found: dict[str, list[StepTime]], lone: Sequence[LoneKerne
             alone = kernels_alone(lone, context)
             axes.plot([rows_ - 1 for rows_ in alone], list(alone.values()), color=colour, linestyle=":", linewidth=1.3)
         axes.set_ylim(0, top)
-        dotted = " (dotted: matrices + attention alone)" if lone else ""
-        dress(axes, f"Step, {setup}{dotted}", "appended tokens", "ms, median")
+        dress(axes, f"Step: {setup}", "appended tokens", "ms, median")
     if lone:
         axes = grid[len(found)]
         products = matrices(lone)
@@ -68,6 +69,9 @@ def _draw_mixed_steps(found: dict[str, list[StepTime]], lone: Sequence[LoneKerne
         axes.set_ylim(bottom=0)
         dress(axes, "Alone: matrices (black), attention by context (dashed)", "rows of the step", "ms, median")
     handles, labels = grid[0].get_legend_handles_labels()
+    if lone:
+        handles.append(Line2D([], [], color=INK, linestyle=":"))
+        labels.append("matrices + attention, each alone")
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False, fontsize=9)
     return figure
 
@@ -96,7 +100,10 @@ def _draw_many_groups(found: Sequence[GroupsRow]) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
-        axes.set_ylim(bottom=0)
+    cores.set_yscale("log")
+    cores.yaxis.set_major_formatter("{x:g}")
+    cost.set_ylim(bottom=0)
+    late.set_ylim(bottom=0)
     dress(cost, "Supervisor's CPU a chain, ms", "groups (simulated)", "")
     dress(cores, "Cores in real time\n(dashed: its event loop)", "groups (simulated)", "")
     dress(late, "First token to downstream's hop,\nms: p50 (dashed: p99)", "groups (simulated)", "")

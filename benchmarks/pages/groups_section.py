@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from groups_report import GroupsRow, Spread
 from pages.engine_sections import source
 from pages.markdown import number, opened, table
 from pages.rows import Results, rows
+from pages.views import GroupsRow, Spread
 
 
 def many_groups(results: Results) -> list[str]:
@@ -16,15 +16,17 @@ def many_groups(results: Results) -> list[str]:
         "Many groups",
         "**Simulated** engines that take what an H200 was measured to take, under the daemon as it is. *Scale*: model "
         "time ÷ real time, so that few cores can stand for many machines; *cores* are what the supervisor would use in "
-        "real time, *loop* the one thread of it that cannot be spread. Latencies are p50 / p99 / max in real ms; "
-        "*chain* is its time ÷ that of the timing model for one alone with its downstream prefills hidden, p50 / p99. "
+        "real time, *loop* the one thread of it that cannot be spread, *groups at 0.7* those at which that would "
+        "use 0.7 of a core, extrapolated in proportion. Latencies are p50 / p99 / max in real ms; "
+        "*chain* is its time ÷ that of the timing model for one alone with its downstream prefills hidden, p50 / p99; "
+        "*waited* is how long the loop could have run and had no core, which the latencies have in them. "
         f"{source(results.groups)}",
     )
     found = sorted(rows(results.groups), key=lambda row: (row.mode, row.prefix, row.output, row.groups))
     header = ["mode, P, output", "groups", "scale", "chains", "failed", "CPU ms a chain", "a hop", "cores", "loop"]
-    header += ["messages a chain", "idle CPU ms a group and s", "MiB", "descriptors"]
+    header += ["groups at 0.7", "messages a chain", "idle CPU ms a group and s", "MiB", "descriptors"]
     lines += table(header, [_cost(row) for row in found])
-    header = ["mode, P, output", "groups", "accepted", "dispatch", "status", "status, idle", "chain"]
+    header = ["mode, P, output", "groups", "accepted", "dispatch", "status", "status, idle", "chain", "waited, s"]
     lines += table(header, [_latency(row) for row in found])
     return lines
 
@@ -44,6 +46,7 @@ def _cost(row: GroupsRow) -> list[str]:
         number(row.cpu_ms_per_hop, 1),
         number(row.real_time_cores, 2),
         number(row.real_time_loop_cores, 2),
+        number(row.real_time_groups),
         number(row.messages_per_chain),
         number(row.idle_cpu_ms_per_group_second, 3),
         number(row.supervisor_mib),
@@ -54,7 +57,7 @@ def _cost(row: GroupsRow) -> list[str]:
 def _latency(row: GroupsRow) -> list[str]:
     chain = f"{number(row.chain_ratio.p50, 2)} / {number(row.chain_ratio.p99, 2)}"
     spreads = (row.accepted_ms, row.dispatch_ms, row.status_ms, row.idle_status_ms)
-    return [_what(row), number(row.groups), *(_spread(one) for one in spreads), chain]
+    return [_what(row), number(row.groups), *(_spread(one) for one in spreads), chain, number(row.loop_waited_s, 1)]
 
 
 def _spread(spread: Spread) -> str:

@@ -15,7 +15,7 @@ from pages.chains import Compared, Measured, cells, latest
 from pages.load_sections import GOODPUT_TIMES
 from pages.markdown import number, percent
 from pages.rows import Results, by_key, rows
-from pages.style import CYCLE, HATCHES, INK, MARKERS, MODES, dress, new_figure
+from pages.style import CYCLE, HATCHES, INK, MARKERS, MODES, STOCK_HATCH, dress, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,14 +43,14 @@ def _draw_saved(shown: Sequence[tuple[Measured, list[Compared]]]) -> Figure:
     axes = figure.subplots()
     at, ticks, names = 0.0, [], []
     for measured, bars in shown:
-        axes.text(0.0, at, title(measured.cell), transform=axes.get_yaxis_transform(), **_HEADING)
+        _heading(axes, title(measured.cell), at)
         for bar in bars:
             at += 1
             _bar(axes, bar, at)
             ticks.append(at)
             names.append(f"{bar.placed.name} against {bar.baseline.name if bar.baseline else '?'}")
         at += 1.3
-    dress(axes, "Saved end to end against the baseline of each row, %", "", "", grid="x")
+    dress(axes, "Saved end to end against the baseline of each row, % (dots: vLLM's own scheduler)", "", "", grid="x")
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0, labelsize=8)
@@ -61,6 +61,11 @@ def _draw_saved(shown: Sequence[tuple[Measured, list[Compared]]]) -> Figure:
     return figure
 
 
+def _heading(axes: Axes, text: str, at: float) -> None:
+    """A line of text across the bars, which does not count when room is shared out."""
+    axes.text(0.0, at, text, transform=axes.get_yaxis_transform(), **_HEADING).set_in_layout(False)
+
+
 def _bars(measured: Measured) -> list[Compared]:
     return [one for one in measured.compared if one.saved_percent is not None]
 
@@ -68,7 +73,8 @@ def _bars(measured: Measured) -> list[Compared]:
 def _bar(axes: Axes, one: Compared, at: float) -> None:
     value = one.saved_percent or 0.0
     mode = one.placed.mode
-    axes.barh(at, value, height=0.78, color=MODES.get(mode, INK), hatch=HATCHES.get(mode), edgecolor="white")
+    hatch = STOCK_HATCH if one.placed.decode_first is False else HATCHES.get(mode)
+    axes.barh(at, value, height=0.78, color=MODES.get(mode, INK), hatch=hatch, edgecolor="white")
     axes.annotate(
         number(value, 1),
         (value, at),
@@ -93,7 +99,10 @@ def _draw_predicted(found: Sequence[Prediction]) -> Figure:
     for at, (placement, some) in enumerate(groups):
         look = {"color": MODES.get(placement, CYCLE[at]), "marker": MARKERS[at], "s": 26, "linewidths": 0, "alpha": 0.8}
         left.scatter(
-            [one.actual_ms / 1e3 for one in some], [one.predicted_ms / 1e3 for one in some], label=placement, **look
+            [one.actual_ms / 1e3 for one in some],
+            [one.predicted_ms / 1e3 for one in some],
+            label=placement.replace("serial", "series"),
+            **look,
         )
         right.scatter([one.actual_ms / 1e3 for one in some], [one.error_percent for one in some], **look)
     most = 1.05 * max(max(one.actual_ms, one.predicted_ms) for one in found) / 1e3
@@ -138,7 +147,7 @@ def _draw_many_chains(loads: Sequence[list[Round]]) -> Figure:
 def _load_bars(axes: Axes, rounds: list[Round], at: float, ticks: list[float], names: list[str]) -> float:
     shape, load = rounds[0].shape, rounds[0].load
     heading = f"{load}: P {shape.prefix:,}, output {shape.output:,}, {rounds[0].cache} cache"
-    axes.text(0.0, at, heading, transform=axes.get_yaxis_transform(), **_HEADING)
+    _heading(axes, heading, at)
     for side in summaries(rounds, None, limit_ms(rounds, None, GOODPUT_TIMES)):
         at += 1
         means = [

@@ -10,10 +10,9 @@ import msgspec
 
 from decode_first_report import Measurement
 from exactness import ChainPair
-from groups_report import GroupsRow
 from load_rows import Round
-from lone_kernels import LoneKernel
 from overhead import OverheadRun
+from pages.views import GroupsRow, LoneRow, MixedStep, StepProfile
 from pingpong_bus.errors import DataError
 from runs import Run
 
@@ -34,45 +33,6 @@ class Found(msgspec.Struct, Generic[T], frozen=True):
 
     origin: Origin
     row: T
-
-
-class MixedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of one size; what `mixed_step.py` writes, which cannot be imported without an engine."""
-
-    setup: str
-    context: int
-    tokens: int
-    """Appended tokens of each step."""
-    gaps_ms: list[float]
-    provenance: dict[str, Any] = {}
-
-
-class DeviceStep(msgspec.Struct, frozen=True):
-    """A step as the profiler saw it on the device; ms."""
-
-    wall: float
-    busy: float
-    """When anything ran."""
-    kernels: dict[str, float]
-    """By kind."""
-    launches: int
-
-
-class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the device's time went in steps of one size, and in some without appends; also of `mixed_step.py`."""
-
-    setup: str
-    context: int
-    tokens: int
-    steps: list[DeviceStep]
-    provenance: dict[str, Any] = {}
-
-
-class LoneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels timed alone; also of `mixed_step.py`."""
-
-    alone: LoneKernel
-    provenance: dict[str, Any] = {}
 
 
 class Results(msgspec.Struct, frozen=True):
@@ -140,7 +100,7 @@ def _add(results: Results, origin: Origin, line: bytes) -> None:
         kind = next((kind for kind in _KINDS if kind.keys <= document.keys()), None)
         if kind is None or document.get("warmup"):
             return
-        row = msgspec.convert(document, kind.row)
+        row = msgspec.json.decode(line, type=kind.row)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{origin.file}, line {origin.line}: {error}.") from None
     getattr(results, kind.list_name).append(Found(origin, row))

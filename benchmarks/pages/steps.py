@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from lone_kernels import LoneKernel
-from pages.rows import MixedStep, StepProfile
+from pages.views import MixedStep, StepProfile
 
 
 class StepTime(msgspec.Struct, frozen=True):

@@ -25,6 +25,8 @@ MODES = {
 }
 """By placement; the same in all pictures."""
 HATCHES = {"auto": "///"}
+STOCK_HATCH = "..."
+"""Over the colour of a placement under vLLM's own scheduler."""
 _SALT = "pingpongd"
 
 

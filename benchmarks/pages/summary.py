@@ -88,7 +88,7 @@ def main_cell(measured: Iterable[Measured], prefix: int) -> list[Measured]:
         for one in measured
         if one.cell.machine.gpus
         and (one.cell.prefix, one.cell.output, one.cell.cache) == (prefix, OUTPUT, "cold")
-        and one.cell.plain
+        and not one.cell.kind
         and len(one.cell.outputs) > 1
         and one.cell.sampling == "greedy"
     ]

@@ -1,0 +1,86 @@
+"""Rows of benchmarks, as far as the page shows them: fields that it does not name may come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lone_kernels import LoneKernel
+
+
+class MixedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of one size; of `mixed_step.py`."""
+
+    setup: str
+    context: int
+    tokens: int
+    """Appended tokens of each step."""
+    gaps_ms: list[float]
+    provenance: dict[str, Any] = {}
+
+
+class DeviceStep(msgspec.Struct, frozen=True):
+    """A step as the profiler saw it on the device; ms."""
+
+    wall: float
+    busy: float
+    """When anything ran."""
+    kernels: dict[str, float]
+    """By kind."""
+    launches: int
+
+
+class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the device's time went in steps of one size, and in some without appends; also of `mixed_step.py`."""
+
+    setup: str
+    context: int
+    tokens: int
+    steps: list[DeviceStep]
+    provenance: dict[str, Any] = {}
+
+
+class LoneRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels timed alone; also of `mixed_step.py`."""
+
+    alone: LoneKernel
+    provenance: dict[str, Any] = {}
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A distribution."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+class GroupsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A supervisor with many simulated groups; of `many_groups.py`, where the fields are explained."""
+
+    simulated: bool
+    groups: int
+    time_scale: float
+    token_stretch: int
+    mode: str
+    prefix: int
+    output: int
+    chains: int
+    failed: list[str]
+    idle_cpu_ms_per_group_second: float
+    cpu_ms_per_chain: float
+    cpu_ms_per_hop: float
+    real_time_cores: float
+    real_time_loop_cores: float
+    real_time_groups: float
+    loop_waited_s: float | None = None
+    messages_per_chain: float
+    accepted_ms: Spread
+    dispatch_ms: Spread
+    status_ms: Spread
+    idle_status_ms: Spread
+    chain_ratio: Spread
+    supervisor_mib: float
+    supervisor_descriptors: int
+    provenance: dict[str, Any]
