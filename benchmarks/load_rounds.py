@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,10 +150,14 @@ class LoadTest:
         return len(fitting)
 
     async def _run_chain(self, side: Side, number: int, chain: Chain, due_ms: float, zero: float) -> ChainRow:
-        """Submit a chain when it is due and follow it to its end; a failure is a row, too."""
+        """Submit a chain when it is due and follow it to its end; a failure is a row, too.
+
+        One that is given up is cancelled: the daemon may be there for others.
+        """
         await asyncio.sleep(max(0.0, zero + due_ms / 1e3 - time.monotonic()))
         submitted_ms = (time.monotonic() - zero) * 1e3
         settings = self.settings
+        chain_id = ""
         try:
             options = side.options(number, settings.exactness, settings.patience_s)
             chain_id = await side.client.submit(chain, None, options, follow=True)
@@ -163,6 +167,11 @@ class LoadTest:
                     if event.kind == "ended":
                         ended_ms = (time.monotonic() - zero) * 1e3
             result = await side.client.result(chain_id)
+        except asyncio.CancelledError:
+            with suppress(PingpongError):
+                if chain_id:
+                    await side.client.cancel(chain_id)
+            raise
         except PingpongError as error:
             return ChainRow(due_ms=round(due_ms, 1), submitted_ms=round(submitted_ms, 1), error=str(error))
         return _chain_row(result, due_ms, submitted_ms, ended_ms)
@@ -174,8 +183,8 @@ async def run_tests(tests: Sequence[LoadTest], rounds: int, budget_s: float | No
     Args:
         tests: of the same sides and shape of chains under several loads.
         rounds: of each.
-        budget_s: no round starts that would not end within it, going by the longest of its test so far; the first
-            of each does. None: all are run.
+        budget_s: no round starts that would not end within it, going by the longest of its test so far. The very first
+            one does. None: all are run.
     """
     began = time.monotonic()
     await tests[0].warm_up()
@@ -185,7 +194,7 @@ async def run_tests(tests: Sequence[LoadTest], rounds: int, budget_s: float | No
     for index in range(rounds):
         for number, test in enumerate(tests):
             started = time.monotonic()
-            if index and budget_s is not None and started - began + longest_s[number] > budget_s:
+            if found and budget_s is not None and started - began + longest_s[number] > budget_s:
                 print(f"{test.settings.load}: round {index + 1} would not fit the budget", file=sys.stderr)
                 continue
             found += [await test.round(side, index, unloaded_ms) for side in in_order(test.sides, index, "alternate")]
