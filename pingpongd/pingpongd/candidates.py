@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pingpong_bus.messages import Mode, Placement
 from pingpongd.shapes import ChainShape, GroupView
 
-MOST_CANDIDATES = 8
-"""Of each kind of placement, so many groups are predicted: the least busy ones, and of these those that hold most of
-the chain. It bounds what placing a chain takes (about 0.3 ms each) where there are hundreds of groups."""
+FEW_GROUPS = 8
+"""With more than these, not all are predicted for."""
+MOST_OF_MANY = 3
+"""Then so many of each kind of placement: on the least busy groups, and of these on those that hold most of the chain.
+It bounds what placing a chain takes, from 0.3 ms a prediction on idle groups to some milliseconds on busy ones."""
 
 
 def candidates(
@@ -24,18 +26,19 @@ def candidates(
         number: of the chain; see `turned`.
     """
     count, found = len(shape.upstreams), list[tuple[Placement, tuple[str, ...]]]()
+    most = FEW_GROUPS if len(groups) <= FEW_GROUPS else MOST_OF_MANY
     order = by_preference(shape, groups, number)
     if mode in ("auto", "serial"):
-        found += [("serial", (view.name,) * count) for view in order[:MOST_CANDIDATES]]
+        found += [("serial", (view.name,) * count) for view in order[:most]]
     if mode == "overlap" or (mode == "auto" and any(shape.upstreams) and shape.grid is None):
         able = [view for view in order if view.overlap]
-        found += [("overlap", (view.name,) * count) for view in able[:MOST_CANDIDATES]]
+        found += [("overlap", (view.name,) * count) for view in able[:most]]
     if len(groups) > 1 and (mode == "ping-pong" or (mode == "auto" and any(shape.upstreams))):
         around = sorted(
             rings(shape, groups, number),
             key=lambda views: (max(view.hops for view in views), -held_tokens(shape, views)),
         )
-        found += [("ping-pong", tuple(view.name for view in views)) for views in around[:MOST_CANDIDATES]]
+        found += [("ping-pong", tuple(view.name for view in views)) for views in around[:most]]
     return found
 
 

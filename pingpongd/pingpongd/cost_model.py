@@ -18,7 +18,7 @@ from pingpongd.engine_cost import EngineCost
 from pingpongd.shapes import ChainShape, GroupView
 from pingpongd.timeline import Piece, Stage, Task, run
 
-MOST_OTHERS = 32
+MOST_OTHERS = 16
 """Other chains that are walked through with a prediction; where more run on its groups, the latest of them."""
 
 
@@ -64,6 +64,13 @@ class CostModel:
         """
         self._views = {view.name: view for view in views}
         self._others = others
+        self._touching: dict[str, list[int]] = {}
+        """By group, those of the others that it has work for, where all their groups are known."""
+        for at, other in enumerate(others):
+            left = {agent.group for agent in other.agents if agent.stage is not Stage.ENDED}
+            if all(name in self._views and usable(self._views[name].figures) for name in left):
+                for name in left:
+                    self._touching.setdefault(name, []).append(at)
         self._costs: dict[str, EngineCost] = {}
         self._undisturbed: dict[tuple[int, ...], float] = {}
         """When the others end, all together, without the chain; by their places in the list."""
@@ -90,15 +97,8 @@ class CostModel:
 
     def _beside(self, groups: frozenset[str]) -> tuple[int, ...]:
         """The other chains that touch the groups and can be walked through."""
-        found = []
-        for at in range(len(self._others) - 1, -1, -1):
-            left = {agent.group for agent in self._others[at].agents if agent.stage is not Stage.ENDED}
-            known = all(name in self._views and usable(self._views[name].figures) for name in left)
-            if known and not left.isdisjoint(groups):
-                found.append(at)
-            if len(found) == MOST_OTHERS:
-                break
-        return tuple(reversed(found))
+        found = {at for name in groups for at in self._touching.get(name, ())}
+        return tuple(sorted(found)[-MOST_OTHERS:])
 
     def _alone(self, beside: tuple[int, ...]) -> float:
         if beside not in self._undisturbed:

@@ -31,15 +31,17 @@ class EngineCost:
         self._finalize = {cached: _rising(points) for cached, points in sorted(self._finalize.items())}
         self._decode: list[_Point] = _rising([(float(context), ms) for context, ms in figures.decode])
         alone = max(_SHORTEST_MS, self._decode[0][1])
-        self._batch: list[_Point] = _rising([(1.0, 1.0), *((float(rows), ms / alone) for rows, ms in figures.batch)])
+        batch = [(float(rows), max(1.0, ms / alone)) for rows, ms in figures.batch]
+        self._batch: list[_Point] = _rising([(1.0, 1.0), *batch])
         self._rides: dict[float, list[_Point]] = {}
         self._slowed: dict[float, list[_Point]] = {}
         for figure in sorted(figures.beside, key=lambda figure: (figure.itl_ratio, figure.context)):
             alone = self.read_ms(figure.context, figure.context + figure.tokens)
             speed = min(1.0, max(_SLOWEST_RIDE, alone / figure.append_ms)) if figure.append_ms > 0 else 1.0
             slowed = max(1.0, figure.decode_ms / max(_SHORTEST_MS, self.decode_ms(figure.context, 1)))
-            self._rides.setdefault(figure.itl_ratio, []).append((float(figure.context), speed))
-            self._slowed.setdefault(figure.itl_ratio, []).append((float(figure.context), slowed))
+            middle = figure.context + figure.tokens / 2
+            self._rides.setdefault(figure.itl_ratio, []).append((middle, speed))
+            self._slowed.setdefault(figure.itl_ratio, []).append((middle, slowed))
 
     def first_token_ms(self, cached: int, tokens: int) -> float:
         """From handing over the rest of a prompt until its first token.
@@ -67,8 +69,13 @@ class EngineCost:
         return max(0.0, _on(self._prefill, end, bent=True) - _on(self._prefill, begin, bent=True))
 
     def decode_ms(self, context: float, rows: int) -> float:
-        """A token of each of `rows` answers that are decoded at once, at their mean context in tokens."""
-        return _on(self._decode, context) * max(1.0, _on(self._batch, rows))
+        """A token of each of `rows` answers that are decoded at once, at their mean context in tokens.
+
+        The model's weights are read once for all of them, each answer's context by itself: what a context takes beyond
+        the smallest that was measured counts for every row.
+        """
+        least = self._decode[0][1]
+        return least * _on(self._batch, rows) + rows * (_on(self._decode, context) - least)
 
     @property
     def rides(self) -> bool:
@@ -102,11 +109,11 @@ class EngineCost:
 
 
 def _rising(points: Sequence[_Point]) -> list[_Point]:
-    """In order, and never falling: a longer prompt takes no less, whatever noise was measured."""
+    """In order, and never falling: what takes longer than something larger was disturbed; nothing goes too fast."""
     found: list[_Point] = []
-    for x, y in sorted(dict(points).items()):
-        found.append((x, max([0.0, y, *(before for _, before in found[-1:])])))
-    return found
+    for x, y in sorted(dict(points).items(), reverse=True):
+        found.append((x, max(0.0, min([y, *(after for _, after in found[-1:])]))))
+    return found[::-1]
 
 
 def _within(points: Sequence[_Point], x: float) -> float:

@@ -2,54 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from math import log2
 from statistics import fmean
 from typing import NamedTuple
 
-from pingpong_bus.messages import Placement
+from pingpong_bus.messages import Placement, Prediction
+from pingpongd.shapes import ChainShape
 
 LEAST, MOST = 0.7, 1.5
 """Bounds of a factor: beyond them something is wrong that no factor mends."""
-_WEIGHT = 0.3
+WEIGHT = 0.2
 """Of the latest chain in the decayed mean."""
+FADING = 0.02
+"""By this part the factors of the placements that a chain did not take fade, so that they are tried again one day."""
+SURPRISE = 0.25
+"""A chain counts with at most this deviation from the mean: one that met a busy host says little."""
+_MOST_KEPT = 512
+
+Kind = tuple[object, ...]
+"""Chains of one kind err alike: those of one form, whose lengths differ by less than a factor of two."""
 
 
-class Key(NamedTuple):
-    """What factors are kept by."""
-
+class _Key(NamedTuple):
+    kind: Kind
     placement: Placement
     groups: frozenset[str]
-    alone: bool
-    """Its hops had their groups to themselves, as on a grid."""
 
 
 class Factors:
-    """A decayed mean of actual over predicted, per placement and set of groups."""
+    """A decayed mean of actual over predicted, per kind of chain, placement and set of groups."""
 
     def __init__(self) -> None:
-        self._means: dict[Key, float] = {}
+        self._means: OrderedDict[_Key, float] = OrderedDict()
 
-    def factor(self, placement: Placement, groups: Iterable[str], *, alone: bool = False) -> float:
+    def factor(self, kind: Kind, placement: Placement, groups: Iterable[str]) -> float:
         """By what a prediction is to be multiplied.
 
-        What was never run takes the mean of what ran in series, on some of its groups or else on any: nothing looks
-        better than series only because less is known of it, and series never worse because another did worse than
-        predicted.
+        What was never run takes the mean of what ran in series: of the same kind on some of its groups or on any, or
+        of all kinds on these groups. So nothing looks better than series only because less is known of it, nor series
+        worse because another placement did worse than predicted.
         """
-        key = Key(placement, frozenset(groups), alone)
+        key = _Key(kind, placement, frozenset(groups))
         found = self._means.get(key)
-        if found is None:
-            serial = {other.groups: mean for other, mean in self._means.items() if other.placement == "serial"}
-            near = [mean for held, mean in serial.items() if not held.isdisjoint(key.groups)]
-            found = fmean(near or serial.values() or [1.0])
-        return min(MOST, max(LEAST, found))
+        return self._usual(key) if found is None else found
 
-    def learn(self, placement: Placement, groups: Iterable[str], ratio: float, *, alone: bool = False) -> None:
+    def learn(self, kind: Kind, placement: Placement, groups: Iterable[str], ratio: float) -> None:
         """A chain has taken `ratio` times what was predicted without a factor."""
-        key = Key(placement, frozenset(groups), alone)
-        before = self.factor(placement, key.groups, alone=alone)
-        self._means[key] = before + _WEIGHT * (min(MOST, max(LEAST, ratio)) - before)
+        key = _Key(kind, placement, frozenset(groups))
+        before = self.factor(kind, placement, key.groups)
+        bounded = min(before * (1 + SURPRISE), max(before * (1 - SURPRISE), ratio))
+        for other in [other for other in self._means if other.kind == kind and other != key]:
+            self._means[other] += FADING * (self._usual(other) - self._means[other])
+        self._means[key] = min(MOST, max(LEAST, before + WEIGHT * (bounded - before)))
+        self._means.move_to_end(key)
+        while len(self._means) > _MOST_KEPT:
+            self._means.popitem(last=False)
 
     def forget(self, group: str) -> None:
         """The group's engine was measured anew: nothing that was learned with it holds any more."""
-        self._means = {key: mean for key, mean in self._means.items() if group not in key.groups}
+        for key in [key for key in self._means if group in key.groups]:
+            del self._means[key]
+
+    def _usual(self, key: _Key) -> float:
+        serial = [(other, mean) for other, mean in self._means.items() if other.placement == "serial" and other != key]
+        for found in (
+            [mean for other, mean in serial if other.kind == key.kind and not other.groups.isdisjoint(key.groups)],
+            [mean for other, mean in serial if other.kind == key.kind],
+            [mean for other, mean in serial if not other.groups.isdisjoint(key.groups)],
+        ):
+            if found:
+                return fmean(found)
+        return 1.0
+
+
+def kind_of(shape: ChainShape, prediction: Prediction) -> Kind:
+    """The kind of a chain.
+
+    Args:
+        shape: its form and lengths.
+        prediction: of any placement, without a factor: says how much of its prompts has to be computed.
+    """
+    return (
+        shape.upstreams,
+        _doublings([shape.prompt_tokens(index) for index in range(len(shape.outputs))]),
+        _doublings(shape.outputs),
+        _doublings([prediction.prefill_ms + prediction.hidden_ms]),
+        shape.grid,
+    )
+
+
+def _doublings(values: Sequence[float]) -> tuple[int, ...]:
+    return tuple(round(log2(max(1.0, value))) for value in values)

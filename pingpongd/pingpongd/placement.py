@@ -27,7 +27,7 @@ from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import Mode, Placement, Prediction
 from pingpongd.candidates import by_preference, candidates, held_tokens, ring, turned
 from pingpongd.cost_model import Cost, CostModel, scaled, usable
-from pingpongd.factors import Factors
+from pingpongd.factors import Factors, kind_of
 from pingpongd.prefix_memory import PrefixMemory
 from pingpongd.shapes import ChainShape, GroupView, chain_shape
 
@@ -159,7 +159,7 @@ def _costs(
     found = list[Cost]()
     for placement, names in candidates(shape, mode, measured, number):
         cost = model.predict(shape, placement, names, done)
-        factor = factors.factor(placement, names, alone=shape.grid is not None)
+        factor = factors.factor(kind_of(shape, cost.prediction), placement, names)
         found.append(Cost(scaled(cost.prediction, factor), cost.delay_ms))
     return found
 

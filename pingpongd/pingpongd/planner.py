@@ -18,9 +18,9 @@ from pingpong_bus.messages import Mode, Prediction
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import Phase
 from pingpongd.chain_state import Stage as ChainStage
-from pingpongd.cost_model import AgentProgress, CostModel, RunningChain
+from pingpongd.cost_model import AgentProgress, CostModel, RunningChain, scaled
 from pingpongd.drift import Drift
-from pingpongd.factors import Factors
+from pingpongd.factors import Factors, kind_of
 from pingpongd.hop_room import HopRoom
 from pingpongd.placement import Plan, place, predicted
 from pingpongd.shapes import ChainShape, GroupView
@@ -171,10 +171,10 @@ class Planner:
         return cost.prediction.e2e_ms * prediction.factor
 
     def _learn(self, record: ChainRecord, run: _Run, prediction: Prediction, ratio: float) -> None:
-        alone = record.shape.grid is not None
-        self._factors.learn(prediction.placement, run.groups, ratio, alone=alone)
-        if prediction.placement != "serial" or run.load or alone:
-            return
+        kind = kind_of(record.shape, scaled(prediction, 1.0 / prediction.factor))
+        self._factors.learn(kind, prediction.placement, run.groups, ratio)
+        if prediction.placement != "serial" or run.load or record.shape.grid is not None:
+            return  # prompts that are cut on a grid take longer than those that were measured
         (group,) = run.groups
         if self._drift(group).add(ratio) and group not in self.drifted:
             _log.warning("figures_drifted", group=group, ratio=round(ratio, 4))

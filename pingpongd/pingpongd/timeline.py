@@ -13,8 +13,9 @@ Agents are walked through as tasks, from one event to the next; between two even
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 from typing import NamedTuple
 
 from pingpongd.engine_cost import EngineCost
@@ -106,13 +107,6 @@ class Task:
     """Of `left`, per ms."""
 
 
-@dataclass(slots=True)
-class _Group:
-    cost: EngineCost
-    tasks: list[Task] = field(default_factory=list)
-    """That run on it, in the order of their starts."""
-
-
 def run(tasks: Sequence[Task], costs: Mapping[str, EngineCost]) -> None:
     """Walk all tasks to their ends, which are noted in them.
 
@@ -120,55 +114,136 @@ def run(tasks: Sequence[Task], costs: Mapping[str, EngineCost]) -> None:
         tasks: in an order in which they could start; those that are under way have `stage`, `read` and `output` set.
         costs: of their groups.
     """
-    groups = {name: _Group(cost) for name, cost in costs.items()}
-    for task in tasks:
-        if Stage.READING <= task.stage <= Stage.WRITING:
-            groups[task.group].tasks.append(task)
-            _take_up(task, groups[task.group].cost)
-    waiting = [task for task in tasks if task.stage is Stage.WAITING]
-    now = 0.0
-    while True:
-        waiting = [task for task in waiting if not _start(task, groups[task.group], now)]
-        for group in groups.values():
-            _set_rates(group)
-        running = [task for group in groups.values() for task in group.tasks]
-        step = min((task.left / task.rate for task in running if task.rate > 0), default=None)
-        if step is None:
-            return  # all have ended
-        now += step
-        for task in running:
-            if task.rate > 0:
-                task.left -= task.rate * step
+    timeline = _Timeline(tasks, costs)
+    while timeline.step():
+        pass
+
+
+class _Group:
+    """One engine. Its tasks are brought forward only when something happens to them."""
+
+    def __init__(self, cost: EngineCost) -> None:
+        self.cost = cost
+        self.tasks: list[Task] = []
+        """That run on it, in the order of their starts."""
+        self.held: list[Task] = []
+        """Whose turn has come, and that wait for it."""
+        self.now = 0.0
+        """How far it was brought forward."""
+        self.next = inf
+        """When the next of its tasks completes what it does."""
+
+    def advance(self, now: float) -> None:
+        """Bring its tasks forward."""
+        passed, self.now = now - self.now, now
+        if passed <= 0.0:
+            return
+        for task in self.tasks:
+            if task.rate > 0.0:
+                task.left -= task.rate * passed
             elif task.stage is Stage.FINAL:
-                task.waited += step
-        for group in groups.values():
-            for task in [task for task in group.tasks if task.rate > 0 and task.left <= task.rate * _NOTHING]:
-                _complete(task, group, now)
-        for group in groups.values():
-            for task in group.tasks:
-                if task.stage is Stage.READING:
-                    _go_on_reading(task, group.cost, now)
+                task.waited += passed
+
+    def plan(self) -> None:
+        """Set how fast its tasks go on from now."""
+        _set_rates(self)
+        self.next = min((self.now + task.left / task.rate for task in self.tasks if task.rate > 0.0), default=inf)
 
 
-def _start(task: Task, group: _Group, now: float) -> bool:
-    """Start a task whose turn has come; whether it could."""
-    if any(other.stage is not Stage.ENDED for other in task.after):
+class _Timeline:
+    def __init__(self, tasks: Sequence[Task], costs: Mapping[str, EngineCost]) -> None:
+        self._groups = {name: _Group(cost) for name, cost in costs.items()}
+        self._waiting: dict[Task, list[Task]] = {}
+        """By what they may wait for, those that have not started."""
+        self._readers: dict[Task, list[Task]] = {}
+        self._dirty: set[str] = set(costs)
+        for task in tasks:
+            for other in task.reads:
+                self._readers.setdefault(other, []).append(task)
+            if task.stage is Stage.WAITING:
+                for other in {*task.after, *task.begun, *task.dispatched}:
+                    self._waiting.setdefault(other, []).append(task)
+            elif task.stage is not Stage.ENDED:
+                self._groups[task.group].tasks.append(task)
+                _take_up(task, self._groups[task.group].cost)
+        for task in tasks:
+            self._try(task, 0.0)
+
+    def step(self) -> bool:
+        """Go on to the next event; whether there was one."""
+        for name in self._dirty:
+            self._groups[name].plan()
+        self._dirty.clear()
+        group = min(self._groups.values(), key=_next)
+        now = group.next
+        if now == inf:
+            return False
+        group.advance(now)
+        for task in [task for task in group.tasks if task.rate > 0.0 and task.left <= task.rate * _NOTHING]:
+            self._dirty.add(task.group)
+            _complete(task, group, now)
+            if task.stage is Stage.READING:
+                _go_on_reading(task, group.cost, now)
+                continue
+            if task.stage is Stage.ENDED:
+                for reader in self._readers.get(task, ()):
+                    self._tell(reader, now)
+                held, group.held = group.held, []
+                for other in held:
+                    self._try(other, now)
+            for other in self._waiting.get(task, ()):
+                self._try(other, now)
+        return True
+
+    def _tell(self, reader: Task, now: float) -> None:
+        """One that it reads has ended."""
+        if reader.stage is Stage.READING:
+            group = self._groups[reader.group]
+            group.advance(now)
+            _go_on_reading(reader, group.cost, now)
+            self._dirty.add(reader.group)
+
+    def _try(self, task: Task, now: float) -> None:
+        """Start a task if its turn has come."""
+        if not _may_start(task):
+            return
+        group = self._groups[task.group]
+        if group.tasks and (task.grid is not None or group.tasks[0].grid is not None):
+            if task not in group.held:
+                group.held.append(task)
+            return
+        group.advance(now)
+        group.tasks.append(task)
+        _start(task, group.cost, now)
+        self._dirty.add(task.group)
+        for other in self._waiting.get(task, ()):
+            self._try(other, now)
+
+
+def _next(group: _Group) -> float:
+    return group.next
+
+
+def _may_start(task: Task) -> bool:
+    if task.stage is not Stage.WAITING:
         return False
-    if any(other.stage < Stage.WRITING for other in task.begun):
-        return False
-    if any(other.stage is Stage.WAITING for other in task.dispatched):
-        return False
-    if group.tasks and (task.grid is not None or group.tasks[0].grid is not None):
-        return False
+    for other in task.after:
+        if other.stage is not Stage.ENDED:
+            return False
+    for other in task.begun:
+        if other.stage < Stage.WRITING:
+            return False
+    return all(other.stage is not Stage.WAITING for other in task.dispatched)
+
+
+def _start(task: Task, cost: EngineCost, now: float) -> None:
     task.started = now
     task.ready = max([0.0, *(other.ended for other in (*task.reads, *task.after))])
     task.read = float(_cached(task))
     task.stage = Stage.READING
-    group.tasks.append(task)
-    _go_on_reading(task, group.cost, now)
+    _go_on_reading(task, cost, now)
     if task.stage is Stage.FINAL:
         task.waited = now - task.ready
-    return True
 
 
 def _cached(task: Task) -> int:
