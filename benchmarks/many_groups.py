@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 from pathlib import Path
+
+import msgspec
 
 from group_load import ChainMaker, ChainSize, Load, status_times
 from groups_config import GroupsSettings, expected_chain_ms, groups_toml
@@ -48,6 +51,8 @@ async def measure(settings: GroupsSettings, options: argparse.Namespace) -> Grou
     with tempfile.TemporaryDirectory(prefix="pingpong-groups-") as private:
         config = Path(private) / "groups.toml"
         config.write_text(groups_toml(settings, options.calibrate))
+        if options.calibrate:
+            await _measure_engine(settings, Path(private))
         begun = asyncio.get_running_loop().time()
         async with local_daemon(config, program=[_PROGRAM]) as folder:
             start_s = asyncio.get_running_loop().time() - begun
@@ -90,6 +95,15 @@ async def measure(settings: GroupsSettings, options: argparse.Namespace) -> Grou
             finally:
                 for client in clients:
                     await client.close()
+
+
+async def _measure_engine(settings: GroupsSettings, folder: Path) -> None:
+    """Start one group, for its engine's figures to be in a cache that all groups read."""
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    one = folder / "one.toml"
+    one.write_text(groups_toml(msgspec.structs.replace(settings, groups=1), calibrate=True))
+    async with local_daemon(one, program=[_PROGRAM]):
+        pass
 
 
 def parse_arguments() -> argparse.Namespace:

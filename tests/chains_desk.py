@@ -87,8 +87,9 @@ class FakeWorker:
         self.running: dict[str, FakeHop] = {}
         self.reports: deque[WorkerMessage] = deque()
 
-    def view(self) -> GroupView:
-        return GroupView(self.name, len(self.hops), self.memory.held, self.limits.overlap, self.figures)
+    def view(self, *, held: bool = True) -> GroupView:
+        digests = self.memory.held if held else frozenset()
+        return GroupView(self.name, len(self.hops), digests, self.limits.overlap, self.figures)
 
 
 class FakeFleet:

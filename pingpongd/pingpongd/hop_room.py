@@ -54,14 +54,14 @@ class HopRoom:
             return []
         waiting = Counter(record.agents[index].worker for record, index in self._held.values())
         return [
-            msgspec.structs.replace(view, hops=view.hops + waiting[view.name])
+            msgspec.structs.replace(view, hops=view.hops + waiting[view.name]) if view.name in waiting else view
             for view in self.fleet.views()
             if view.name not in self._shunned
         ]
 
     def standing(self) -> list[GroupView]:
         """The groups that take hops now or may do so again."""
-        return [msgspec.structs.replace(worker.view(), held=frozenset()) for worker in self._standing()]
+        return [worker.view(held=False) for worker in self._standing()]
 
     def engines(self, group: str | None = None) -> list[GroupEngine]:
         """The standing groups' engines, those that serve or did so last; of one group, where it is named."""
@@ -98,6 +98,8 @@ class HopRoom:
     def gone(self, record: ChainRecord, index: int) -> str | None:
         """Why no group will ever run the agent: the one that its chain names is gone, or the engines that are left are
         too small; None where one may."""
+        if self._own(record, index) is not None:
+            return None
         name = record.options.group
         standing = [worker for worker in self._standing() if name in (None, worker.name)]
         if not standing:  # where none is left at all the daemon ends, and its next start may have some
@@ -252,25 +254,27 @@ class HopRoom:
     def _target(self, record: ChainRecord, index: int) -> Worker | None:
         """The agent's own group, or another where that one does not serve, or has grown too small, and the submission
         does not name it."""
-        tokens, name = _full_length(record, index), record.agents[index].worker
-        allows = record.job.exact.allows
-        views = [
-            view
-            for view in self.groups()
-            if allows(self._kinds[view.name]) and self._ledgers[view.name].ever_fits(tokens)
-        ]
-        if not any(view.name == name for view in views):
-            if record.options.group is not None:
-                return None
-            reads = record.state.upstreams
-            near = [at for at in range(len(reads)) if at in reads[index] or index in reads[at]]
-            beside = frozenset(record.agents[at].worker for at in near if record.state.phases[at] in LIVE)
-            other = replacement(views, beside, join=record.state.placement == "overlap")
-            if other is None:
-                return None
-            name = other
-        assert self.fleet is not None  # noqa: S101 - its views were asked for
-        return self.fleet.workers[name]
+        if (own := self._own(record, index)) is not None or record.options.group is not None:
+            return own
+        tokens = _full_length(record, index)
+        views = [view for view in self.groups() if self._may_run(record, view.name, tokens)]
+        reads = record.state.upstreams
+        near = [at for at in range(len(reads)) if at in reads[index] or index in reads[at]]
+        beside = frozenset(record.agents[at].worker for at in near if record.state.phases[at] in LIVE)
+        other = replacement(views, beside, join=record.state.placement == "overlap")
+        return self.fleet.workers[other] if self.fleet is not None and other is not None else None
+
+    def _own(self, record: ChainRecord, index: int) -> Worker | None:
+        """The agent's own group, where it serves and may run the agent. It is asked for with every hop, so it does not
+        look at the other groups."""
+        worker = self.fleet.workers.get(record.agents[index].worker) if self.fleet is not None else None
+        if worker is None or worker.state != "ready" or worker.name in self._shunned:
+            return None
+        return worker if self._may_run(record, worker.name, _full_length(record, index)) else None
+
+    def _may_run(self, record: ChainRecord, group: str, tokens: int) -> bool:
+        """Whether the engine of a group that serves is of the chain's kind, and large enough for a hop."""
+        return record.job.exact.allows(self._kinds[group]) and self._ledgers[group].ever_fits(tokens)
 
 
 def _full_length(record: ChainRecord, index: int) -> int:

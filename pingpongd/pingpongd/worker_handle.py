@@ -137,10 +137,10 @@ class Worker:
             self._waiters.append(waiter)
             await waiter
 
-    def view(self) -> GroupView:
-        """As placement sees it."""
+    def view(self, *, held: bool = True) -> GroupView:
+        """As placement sees it; with `held`, also what its prefix cache holds."""
         overlap = self.limits is not None and self.limits.overlap
-        return GroupView(self.name, len(self.hops), self.memory.held, overlap, self.figures)
+        return GroupView(self.name, len(self.hops), self.memory.held if held else frozenset(), overlap, self.figures)
 
     def status(self) -> WorkerStatus:
         """As clients see it."""
