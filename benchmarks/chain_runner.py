@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -44,21 +44,24 @@ class ChainRunner:
         client: connected to it.
         status: of the daemon, all of it ready.
         daemon: what its rows are called, where there are several.
-        arguments: of the command, for the provenance; None: those of this process.
+        origin: of the provenance, over what is known anyway.
 
     Attributes:
         times: when tokens come, of all groups.
     """
 
     def __init__(
-        self, client: AsyncClient, status: StatusReply, *, daemon: str = "", arguments: Sequence[str] | None = None
+        self,
+        client: AsyncClient,
+        status: StatusReply,
+        *,
+        daemon: str = "",
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
         self._client = client
         self._daemon = daemon
         self._devices = {worker.name: worker.devices for worker in status.workers}
-        self._provenance: dict[str, Any] = made_with(status)
-        if arguments is not None:
-            self._provenance["arguments"] = list(arguments)
+        self._provenance = made_with(status) | dict(origin or {})
         self.times = TokenTimes(client.socket.parent)
         self._presend: dict[int, tuple[Chain, list[PresendAgent]]] = {}
 

@@ -81,6 +81,8 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
 
     suite: str
     daemon: str
+    configuration: dict[str, object]
+    """The suite's changes."""
     groups: list[dict[str, object]]
 
 
@@ -94,7 +96,9 @@ def _keep_engines(path: Path, suite: str, daemon: Daemon) -> None:
         }
         for worker in daemon.status.workers
     ]
-    append_line(path, EngineLine(suite=suite, daemon=daemon.name, groups=groups))
+    append_line(
+        path, EngineLine(suite=suite, daemon=daemon.name, configuration=daemon.origin["configuration"], groups=groups)
+    )
 
 
 def main() -> int:

@@ -141,7 +141,7 @@ class SuiteRun:
             seed=0,
             patience_s=self._patience_s(cell),
         )
-        test = LoadTest(sides, settings, self._keep)
+        test = LoadTest(sides, settings, partial(self._keep_load, cell))
         if profile not in self._alone_ms:
             self._alone_ms[profile] = await test.alone_ms()
         for side in in_order(sides, index, "alternate"):
@@ -153,7 +153,14 @@ class SuiteRun:
         how = side.spec.how
         for way in [Way("serial", group) for group in side.groups] if how == "round-robin" else [Way(how)]:
             await self._warm_up(daemon, way, profile)
-        self.load.append(await test.round(side, index, self._alone_ms[profile]))
+        await test.round(side, index, self._alone_ms[profile])
+
+    def _keep_load(self, cell: Cell, row: Round) -> None:
+        daemon = self._daemons[row.side.partition(" ")[0]]
+        origin = daemon.origin | {"suite": self._name, "cell": cell.name}
+        kept = msgspec.structs.replace(row, provenance=row.provenance | origin)
+        self._keep(kept)
+        self.load.append(kept)
 
     # --------------------------------------------------------------------------------------------------------- failures
 

@@ -19,7 +19,7 @@ from local_daemon import DaemonEnded, LogEvent, daemon_process
 from pingpong_bus.errors import ConfigError, PingpongError
 from pingpong_bus.messages import StatusReply
 from pingpong_client import AsyncClient
-from suite_plan import Suite, as_toml, merged
+from suite_plan import DaemonSpec, Suite, as_toml, merged
 from token_times import TokenTimes
 
 Say = Callable[[str], None]
@@ -33,6 +33,8 @@ class Daemon(msgspec.Struct, frozen=True):
     status: StatusReply
     runner: ChainRunner
     times: TokenTimes
+    origin: dict[str, Any]
+    """What its results say of it: the suite's changes of the configuration."""
 
     def side(self, how: How) -> Side:
         """As a load test wants it."""
@@ -81,7 +83,7 @@ async def serving(
         if not up:
             raise DaemonEnded("no daemon of the suite came up.")
         async with AsyncExitStack() as stack:
-            yield {host.name: await _connected(host, stack) for host in up}
+            yield {host.name: await _connected(host, suite.daemons[host.name], stack) for host in up}
     finally:
         stop.set()
         for host, task in zip(hosts.values(), tasks, strict=True):
@@ -136,9 +138,10 @@ class _Host:
                 self.settled.set()
 
 
-async def _connected(host: _Host, stack: AsyncExitStack) -> Daemon:
+async def _connected(host: _Host, spec: DaemonSpec, stack: AsyncExitStack) -> Daemon:
     client = await stack.enter_async_context(AsyncClient(host.sockets))
     status = await client.status()
     check_ready(status)
-    runner = await stack.enter_async_context(ChainRunner(client, status, daemon=host.name, arguments=[]))
-    return Daemon(host.name, client, status, runner, runner.times)
+    origin = {"arguments": [], "configuration": spec.changes}  # without the command line: that names folders
+    runner = await stack.enter_async_context(ChainRunner(client, status, daemon=host.name, origin=origin))
+    return Daemon(host.name, client, status, runner, runner.times, origin)

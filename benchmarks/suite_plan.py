@@ -145,8 +145,8 @@ def load_suite(path: Path) -> Suite:
         for daemon in daemons_of(cell):
             if daemon not in suite.daemons:
                 raise ConfigError(f"{path}: cell {cell.name} wants a daemon {daemon}, which there is not.")
-    for name, daemon in suite.daemons.items():
-        if unknown := [other for other in daemon.after if other not in suite.daemons]:
+    for name, spec in suite.daemons.items():
+        if unknown := [other for other in spec.after if other not in suite.daemons]:
             raise ConfigError(f"{path}: {name} starts after {unknown[0]}, which there is not.")
     return suite
 
@@ -166,8 +166,8 @@ def rows_of(cell: Cell, up: Sequence[str] | None = None) -> list[Row]:
     parsed: list[tuple[str, Way, str]] = []
     for text in cell.rows:
         place, _, against = text.partition(" against ")
-        daemon, _, way = place.strip().partition(" ")
-        parsed.append((daemon, parse_way(way.strip(), f"cell {cell.name}"), against.strip()))
+        daemon, _, word = place.strip().partition(" ")
+        parsed.append((daemon, parse_way(word.strip(), f"cell {cell.name}"), against.strip()))
     parsed = [row for row in parsed if up is None or row[0] in up]
     series = [(daemon, way) for daemon, way, _ in parsed if way.mode == "serial"]
     rows = []
