@@ -31,6 +31,11 @@ class Choice(msgspec.Struct, frozen=True):
     origins: list[Origin]
 
     @property
+    def predicted(self) -> bool:
+        """Whether the cost model chose, in all runs; before there was one, a rule of thumb did."""
+        return all(run.result.predicted_ms is not None for run in self.auto.runs)
+
+    @property
     def cache(self) -> str:
         """Of the cell."""
         return self.measured.cell.cache

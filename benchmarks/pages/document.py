@@ -12,6 +12,7 @@ from pages import engine_pictures, pictures
 from pages.auto_section import auto
 from pages.chain_sections import chains, overlap_on_one_gpu, tensor_parallel
 from pages.engine_sections import decode_first, exactness_levels, overhead
+from pages.finalize_section import finalize
 from pages.groups_section import many_groups
 from pages.load_sections import many_chains
 from pages.machines import Setting, by_setting
@@ -45,6 +46,7 @@ PARTS = (
     Part(many_chains, pictures.many_chains, "many-chains", "Mean end-to-end times of many chains, by side"),
     Part(auto, pictures.predicted, "predicted", "Predicted and actual end-to-end times"),
     Part(mixed_steps, engine_pictures.mixed_steps, "mixed-step", "What a step takes by appended tokens and context"),
+    Part(finalize, engine_pictures.finalize, "finalize", "Stages from an upstream's last token to the next first one"),
     Part(decode_first, engine_pictures.decode_first, "decode-first", "What appends and decodes wait, by target"),
     Part(exactness_levels),
     Part(overhead),

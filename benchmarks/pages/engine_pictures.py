@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from decode_first_report import draw
 from lone_kernels import LoneKernel
+from pages.finalizes import Account, accounts, largest
 from pages.pictures import Drawing
 from pages.rows import Results, rows
 from pages.steps import StepTime, attention, by_context, kernels_alone, matrices, setups
@@ -73,6 +74,43 @@ def _draw_mixed_steps(found: dict[str, list[StepTime]], lone: Sequence[LoneKerne
         handles.append(Line2D([], [], color=INK, linestyle=":"))
         labels.append("matrices + attention, each alone")
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False, fontsize=9)
+    return figure
+
+
+def finalize(results: Results) -> Drawing | None:
+    """Bars of the stages of a downstream agent's first token, and a decode step; without series, which prefills all."""
+    found = [one for one in accounts(rows(results.finalizes)) if one.mode != "serial"]
+    return partial(_draw_finalize, found) if found else None
+
+
+def _draw_finalize(found: Sequence[Account]) -> Figure:
+    names = largest(found, len(CYCLE) - 1)
+    figure = new_figure(0.42 * len(found) + 1.5)
+    axes = figure.subplots()
+    for at, one in enumerate(found):
+        shown = {name: one.stages_ms.get(name, 0.0) for name in names}
+        shown["the rest"] = sum(one.stages_ms.values()) - sum(shown.values())
+        left = 0.0
+        for (name, ms), colour in zip(shown.items(), (*CYCLE[: len(names)], "#D9D9D9"), strict=True):
+            label = name if at == 0 else None
+            axes.barh(at, ms, left=left, height=0.62, color=colour, edgecolor="white", linewidth=0.6, label=label)
+            left += ms
+        axes.plot([one.step_ms] * 2, [at - 0.42, at + 0.42], color="black", linewidth=1.6)
+        axes.annotate(
+            f"{one.ratio:.2f} steps",
+            (max(left, one.step_ms), at),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    dress(axes, "Stages, ms after the upstream's last token (black: one decode step)", "", "", grid="x")
+    axes.set_yticks(range(len(found)), [one.name for one in found])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(found) - 0.45, -0.55)
+    axes.margins(x=0.1)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     return figure
 
 

@@ -13,6 +13,7 @@ from pages.auto import Prediction, predictions
 from pages.chain_sections import title
 from pages.chains import Compared, Measured, cells, latest
 from pages.load_sections import GOODPUT_TIMES
+from pages.machines import is_simulated
 from pages.markdown import number, percent
 from pages.rows import Results, by_key, rows
 from pages.style import CYCLE, HATCHES, INK, MARKERS, MODES, STOCK_HATCH, dress, new_figure
@@ -50,7 +51,9 @@ def _draw_saved(shown: Sequence[tuple[Measured, list[Compared]]]) -> Figure:
             ticks.append(at)
             names.append(f"{bar.placed.name} against {bar.baseline.name if bar.baseline else '?'}")
         at += 1.3
-    dress(axes, "Saved end to end against the baseline of each row, % (dots: vLLM's own scheduler)", "", "", grid="x")
+    simulated = ", simulated" if any(one.cell.simulated for one, _ in shown) else ""
+    heading = f"Saved end to end against each row's baseline, %{simulated} (dots: vLLM's own scheduler)"
+    dress(axes, heading, "", "", grid="x")
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0, labelsize=8)
@@ -134,7 +137,8 @@ def _draw_many_chains(loads: Sequence[list[Round]]) -> Figure:
     names: list[str] = []
     for some in loads:
         at = _load_bars(axes, some, at, ticks, names)
-    dress(axes, "Mean end to end of many chains, s (black: range of the rounds' means)", "", "", grid="x")
+    simulated = ", simulated" if any(is_simulated(one.provenance) for some in loads for one in some) else ""
+    dress(axes, f"Mean end to end of many chains, s{simulated} (black: range of the rounds' means)", "", "", grid="x")
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0, labelsize=8)
     axes.spines["left"].set_visible(False)

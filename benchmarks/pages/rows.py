@@ -12,7 +12,7 @@ from decode_first_report import Measurement
 from exactness import ChainPair
 from load_rows import Round
 from overhead import OverheadRun
-from pages.views import GroupsRow, LoneRow, MixedStep, StepProfile
+from pages.views import FinalizeRun, GroupsRow, LoneRow, MixedStep, StepProfile
 from pingpong_bus.errors import DataError
 from runs import Run
 
@@ -47,6 +47,7 @@ class Results(msgspec.Struct, frozen=True):
     steps: list[Found[MixedStep]] = []
     profiles: list[Found[StepProfile]] = []
     lone: list[Found[LoneRow]] = []
+    finalizes: list[Found[FinalizeRun]] = []
     groups: list[Found[GroupsRow]] = []
 
 
@@ -69,6 +70,7 @@ _KINDS = (
     _Kind("steps", frozenset({"setup", "context", "tokens", "append_ms"}), MixedStep),
     _Kind("profiles", frozenset({"setup", "context", "tokens", "steps", "top"}), StepProfile),
     _Kind("lone", frozenset({"alone"}), LoneRow),
+    _Kind("finalizes", frozenset({"mode", "stages", "ttft_ms", "step_ms"}), FinalizeRun),
     _Kind("groups", frozenset({"groups", "cpu_ms_per_chain", "real_time_groups"}), GroupsRow),
 )
 

@@ -65,7 +65,8 @@ AIMS = {
 def summarize(results: Results) -> dict[str, Figure]:
     """All numbers, in the order of `AIMS`."""
     measured = latest([one for one in cells(results.runs) if not one.cell.simulated])
-    chosen = choices(measured)
+    chosen = [one for one in choices(measured) if one.predicted]
+    chosen = [one for one in chosen if one.measured.cell.machine.gpus] or chosen
     figures = {
         "ping_pong_hidden_4k": ping_pong_hidden(measured, P_4K),
         "ping_pong_hidden_12k": ping_pong_hidden(measured, P_12K),
@@ -208,12 +209,14 @@ def eight_chains_saved(found: Sequence[Found[Round]], prefix: int) -> Figure:
 def warm_worst(chosen: Sequence[Choice]) -> Figure:
     """How much slower than series what `auto` picked was, where caches were warm, at worst."""
     how = (
-        "Cells with warm caches, real engines: median end to end of auto over that of series in the same cell, in "
-        "percent more; the worst of them, below 0 where auto was faster in all."
+        "Cells with warm caches, real engines, on GPUs where that was measured: median end to end of auto over that of "
+        "the fastest series on its daemon, in percent more; the worst of them, below 0 where auto was faster in all."
     )
     warm = [one for one in chosen if one.cache == "warm" and one.over_series_percent is not None]
     if not warm:
-        return Figure(value=None, how=how, missing="No file holds auto beside series with warm caches.")
+        return Figure(
+            value=None, how=how, missing="No file holds auto, by the cost model, beside series with warm caches."
+        )
     worst = max(warm, key=lambda one: one.over_series_percent or 0.0)
     return Figure(value=round(worst.over_series_percent or 0.0, 2), origins=worst.origins, how=how)
 
@@ -221,12 +224,16 @@ def warm_worst(chosen: Sequence[Choice]) -> Figure:
 def auto_within(chosen: Sequence[Choice]) -> Figure:
     """In how many cells `auto` picked the fastest placement or one within 3 %."""
     how = (
-        "Percent of the cells, real engines, in which the placement that auto picked most often took, when asked for "
-        "by name, at most 1.03 times the median of the fastest placement of the same daemon."
+        "Percent of the cells, real engines, on GPUs where that was measured, in which the placement that auto picked "
+        "most often took, when asked for by name, at most 1.03 times the median of the daemon's fastest placement."
     )
     judged = [one for one in chosen if one.over_best_percent is not None]
     if not judged:
-        return Figure(value=None, how=how, missing="No file holds auto beside the placements that it chose from.")
+        return Figure(
+            value=None,
+            how=how,
+            missing="No file holds auto, by the cost model, beside the placements that it chose from.",
+        )
     good = sum((one.over_best_percent or 0.0) <= 3 for one in judged)
     used = sorted({origin for one in judged for origin in one.origins})
     return Figure(value=round(100 * good / len(judged), 1), origins=used, how=f"{how} {good} of {len(judged)} cells.")

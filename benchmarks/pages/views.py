@@ -48,6 +48,20 @@ class LoneRow(msgspec.Struct, frozen=True, kw_only=True):
     provenance: dict[str, Any] = {}
 
 
+class FinalizeRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The first token of an agent that reads another; of `finalize.py`."""
+
+    mode: str
+    session: str | None
+    prefix: int
+    gave_up: bool
+    ttft_ms: float
+    step_ms: float
+    stages: dict[str, float]
+    """Milliseconds, in the order in which they happen."""
+    provenance: dict[str, Any]
+
+
 class Spread(msgspec.Struct, frozen=True):
     """A distribution."""
 

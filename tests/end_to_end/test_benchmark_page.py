@@ -266,6 +266,53 @@ def test_everything_is_written_once_and_found_unchanged(root: Path) -> None:
     assert differences(made, root) == [f"{PAGE} is not what the results say", f"{name} is missing"]
 
 
+def step_rows() -> list[dict[str, Any]]:
+    """Mixed steps, their kernels alone and a profile, as JSON documents."""
+    made = {"provenance": made_with()}
+    alone = [{"what": "matrices", "rows": 32, "ms": 7.0}]
+    alone += [
+        {"what": "attention", "rows": 32, "context": 2048, "splits": splits, "ms": 1.0 + splits} for splits in (0, 4)
+    ]
+    sizes = [(0, [8.0, 8.0, 9.0]), (31, [8.8, 8.8, 8.8])]
+    steps = [
+        {"wall": wall, "busy": wall - 1, "kernels": {"matrices": 6.0}, "launches": 9} for wall in (8.0, 10.0, 10.4)
+    ]
+    return [
+        *({"alone": one} | made for one in alone),
+        *({"setup": "s", "context": 2048, "tokens": n, "gaps_ms": gaps, "append_ms": 1.0} | made for n, gaps in sizes),
+        {"setup": "s", "context": 2048, "tokens": 31, "steps": steps, "top": []} | made,
+    ]
+
+
+def finalize_rows() -> list[dict[str, Any]]:
+    usual = {
+        "session": None,
+        "prefix": 4096,
+        "gave_up": False,
+        "ttft_ms": 12.0,
+        "step_ms": 8.0,
+        "provenance": made_with(),
+    }
+    stages = [{"bell": 1.0, "hash": 2.0, "compute": 9.0}, {"bell": 1.0, "queue": 1.0, "compute": 10.0}]
+    return [{"mode": "ping-pong", "index": index, "stages": some} | usual for index, some in enumerate(stages)]
+
+
+def test_steps_and_stages_are_shown_with_what_they_are_held_against(root: Path) -> None:
+    lines = [json.dumps(row) for row in (*step_rows(), *finalize_rows())]
+    (root / "benchmarks" / "results" / "engine.jsonl").write_text("\n".join(lines))
+    made = document(results_of(root))
+    text = made.texts[PAGE]
+    assert "| 2,048 | 8.00 | 8.80 (1.10) |" in text
+    assert "| 2,048 | \N{EN DASH} | 1.100 |" in text, "8.8 over matrices and attention at its best split"
+    assert "| s, 2,048, 31 | 2 | 10.20 | 9.20 | 6.00 | 9 |" in text, "the step without appends is left out"
+    assert "| ping-pong, default, P 4,096 | 2 | 0 | 12.00 | 12.00 | 8.00 | 1.50 |" in text
+    stages = [line.split(" | ")[0] for line in text.partition("| stages, ms")[2].splitlines()[2:6]]
+    assert stages == ["| bell", "| queue", "| hash", "| compute"]
+    assert [Path(name).stem for name in made.pictures] == ["mixed-step-h200-x2", "finalize-h200-x2"]
+    write(made, root)
+    assert differences(made, root) == []
+
+
 def test_numbers_are_written_plainly() -> None:
     assert (number(-1234.56, 1), number(-0.04, 1), number(None)) == ("\N{MINUS SIGN}1,234.6", "0.0", "\N{EN DASH}")
     assert percent(12.34) == "12.3 %"
