@@ -67,7 +67,7 @@ class DecodeFirstConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """False: vLLM's own scheduler; placement "overlap" and exactness "grid" are refused then."""
     final: Annotated[float, msgspec.Meta(ge=1)] = 1.2
     """While an agent decodes that no other reads: its tokens are what a user sees coming."""
-    inner: Annotated[float, msgspec.Meta(ge=1)] = 2.0
+    inner: Annotated[float, msgspec.Meta(ge=1)] = 1.5
     """While only agents decode that others read: what counts is when the chain ends. Not below `final`."""
 
 

@@ -202,6 +202,59 @@ def test_prompts_alone_do_not_say_what_rides() -> None:
     assert sum(grant.tokens for grant in grants) >= 20 * 63
 
 
+H200_STEP_MS = {
+    # Qwen3-14B's shape, full graphs: a step by rows, 2,048 and 12,288 tokens into the prompts; ms.
+    1: (8.53, 8.95),
+    16: (8.94, 9.91),
+    32: (8.96, 10.54),
+    64: (9.41, 11.14),
+    96: (9.98, 12.47),
+    128: (10.12, 12.64),
+    160: (11.38, 15.33),
+    192: (12.53, 16.64),
+    256: (14.33, 19.46),
+    384: (19.35, 25.33),
+    512: (26.54, 35.20),
+}
+PREFILL_MS = 0.0467
+
+
+class H200:
+    """The prices of an H200 at one context."""
+
+    def __init__(self, late: bool) -> None:
+        self._late = late
+
+    def reach(self, kind: StepKind) -> int:
+        return 512 if kind == "beside" else 8192
+
+    def price(self, rows: int, work: float, kind: StepKind) -> float:
+        if kind == "prompts":
+            return rows * PREFILL_MS / 1e3
+        return H200_STEP_MS[next(size for size in H200_STEP_MS if size >= rows)][self._late] / 1e3
+
+
+@pytest.mark.parametrize(
+    ("late", "ratio", "append", "left", "tokens"),
+    [
+        (False, 1.5, 12288, 256, 127),  # a tile of 128 rows is full: the next row costs more than a millisecond
+        (True, 1.5, 12288, 256, 127),
+        (False, 1.5, 12288, None, 127),
+        (True, 1.2, 12288, 256, 31),  # all that the target bears
+        (False, 1.5, 12288, 64, 191),  # not through in time by 127 a step, and 64 more cost less than a prefill would
+        (True, 1.9, 12288, 64, 127),  # here they would cost more
+        (False, 1.5, 31, 256, 31),
+        (False, 1.5, 150, 256, 31),  # in five steps, which together cost less than one with all of it
+    ],
+)
+def test_what_rides_costs_the_decodes_as_little_as_possible(
+    late: bool, ratio: float, append: int, left: int | None, tokens: int
+) -> None:
+    policy = DecodeFirst(H200(late), list(H200_STEP_MS), 8192)
+    step = view(target_ratio=ratio, append_tokens=append, steps_left=left)
+    assert policy.grant(step).tokens == tokens
+
+
 def test_a_size_that_was_once_too_slow_is_tried_again() -> None:
     engine = launching_gpu()
     for _ in range(16):

@@ -16,11 +16,14 @@ Rules, the first that holds:
 4. Nothing decodes: all that fits the engine's budget ("full speed").
 5. The step without appends has no price yet: nothing ("unpriced"). After `MEASURE` steps with appends beside decodes
    one goes without them, to see what that price is now ("measuring").
-6. The largest size within the target ("target"; "all" where that is everything). Prices of what was never tried are
-   guesses, so a step goes only a little beyond the largest size that was seen beside decodes, and once prices end
-   before the target does, it does go beyond ("exploring").
-7. Of the sizes that are known, none whose tokens delay the decodes by clearly more than a prefill at full speed would
-   take for them: that is cheaper later ("dear", where no size is left). Nor any beyond the target ("target").
+6. Prices of what was never tried are guesses, so a step goes only a little beyond the largest size that was seen beside
+   decodes; but while the target bears more than that, it does go beyond ("exploring").
+7. Of the sizes that are known and within the target the one with which the appends as a whole cost the decodes least
+   ("target"; "all" where that is everything): by the steps that carry them, and by the prefill at full speed of what is
+   not through when the first of what decodes ends. The matrices of a step cost by tiles, so that a tile that is full is
+   cheap and the first token of the next one dear.
+8. No size whose tokens delay the decodes by clearly more than a prefill at full speed would take for them: that is
+   cheaper later ("dear", where no size is left). Nor any beyond the target ("target").
 
 Pure but for two counts; knows neither the engine nor a clock.
 """
@@ -52,10 +55,23 @@ _DEAR = 2.0
 """Of a prefill's own price: what is clearly more. A token that rides is one less to wait for when the upstream ends, so
 that somewhat more than its price is well spent."""
 _NOTABLY = 0.8
-"""Of a size that is dear: the next one that is looked at."""
+"""Of a size, the next smaller one that is looked at, where the engine has no graphs and any size goes."""
+_ALIKE = 1.02
+"""Costs that differ by no more than this are alike: the larger size is taken."""
+_USUAL_STEPS = 128
+"""Decodes are taken to go on for so many steps where their end is not known."""
 
 Reason = Literal[
-    "no appends", "starved", "finalize", "full speed", "unpriced", "measuring", "all", "target", "exploring", "dear"
+    "no appends",
+    "starved",
+    "finalize",
+    "full speed",
+    "unpriced",
+    "measuring",
+    "all",
+    "target",
+    "exploring",
+    "dear",
 ]
 
 
@@ -78,6 +94,8 @@ class StepView(msgspec.Struct, frozen=True):
     """Whether a prompt that is no append waits to be computed, or is being computed."""
     starved_steps: int
     """Steps in a row, up to now, in which appends waited and were granted nothing."""
+    steps_left: int | None = None
+    """Steps after which the first of what decodes has written all that it may; None where that is not known."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -166,11 +184,26 @@ class DecodeFirst:
         tokens = choices[max(0, min(low, bisect_right(choices, most)) - 1)]
         if view.decodes + tokens > _NEW * self._prices.reach("beside"):
             return tokens, "exploring"
+        return self._cheapest(view, choices[:low])
+
+    def _cheapest(self, view: StepView, choices: Sequence[int]) -> tuple[int, Reason]:
+        """Of sizes within the target the one with which the appends cost least, in all the steps that they will take."""
         alone, own = self.decode_seconds(view), self._own_seconds(view)
-        for tokens in _falling(choices[:low]):
-            if self._seconds_beside(view, tokens) - alone <= _DEAR * own * tokens:
-                return tokens, "all" if tokens == view.append_tokens else "target"
-        return 0, "dear"
+        looked_at = reversed(choices) if self._sizes else _falling(choices)
+        extras = [(tokens, max(0.0, self._seconds_beside(view, tokens) - alone)) for tokens in looked_at]
+        extras = [(tokens, extra) for tokens, extra in extras if extra <= _DEAR * own * tokens]
+        if not extras:
+            return 0, "dear"
+        steps = _USUAL_STEPS if view.steps_left is None else max(1, view.steps_left)
+
+        def cost(tokens: int, extra: float) -> float:
+            left = view.append_tokens - steps * tokens
+            return steps * extra + left * own if left > 0 else math.ceil(view.append_tokens / tokens) * extra
+
+        costs = [(tokens, cost(tokens, extra)) for tokens, extra in extras]
+        least = min(costs, key=lambda pair: pair[1])[1]
+        best = next(tokens for tokens, all_of_it in costs if all_of_it <= _ALIKE * least)
+        return best, "all" if best == view.append_tokens else "target"
 
     def _choices(self, decodes: int, wanted: int) -> Sequence[int]:
         """Numbers of append tokens that make good use of a step, rising; the last one need not fill its graph."""
@@ -201,7 +234,7 @@ class DecodeFirst:
 
 
 def _falling(choices: Sequence[int]) -> Iterator[int]:
-    """The choices from the largest down, without those that are hardly smaller than one before."""
+    """The choices from the largest down, without those that are hardly smaller than the one before."""
     last = math.inf
     for choice in reversed(choices):
         if choice <= _NOTABLY * last:

@@ -47,6 +47,11 @@ class Request:
         return len(self.ids) - self.prompt_tokens
 
     @property
+    def outputs_left(self) -> int:
+        """Tokens that may still be sampled; of a request that is not to be answered, none."""
+        return self.sampling.max_tokens - self.outputs if self.sampling is not None else 0
+
+    @property
     def left(self) -> int:
         """Tokens that are not computed."""
         return len(self.ids) - self.computed

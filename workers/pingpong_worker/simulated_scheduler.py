@@ -154,6 +154,7 @@ class SimulatedScheduler:
             append_context=appends[0].computed if appends else 0,
             finalizes_wait=finalizes_wait,
             starved_steps=self._starved_steps,
+            steps_left=min((one.outputs_left for one, _ in decodes), default=None),
         )
 
     def _state(self, view: StepView, grant: Grant, duration_s: float, appended: int) -> SchedulerState:

@@ -24,6 +24,7 @@ _REQUEST_NAMES = (
     "max_tokens",
     "num_computed_tokens",
     "num_output_placeholders",
+    "num_output_tokens",
     "num_prompt_tokens",
     "num_tokens",
     "request_id",

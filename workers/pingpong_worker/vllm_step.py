@@ -57,6 +57,7 @@ class StepContent:
             append_context=(first.num_computed_tokens or first.num_tokens) if first is not None else 0,
             finalizes_wait=finalizes_wait,
             starved_steps=starved_steps,
+            steps_left=min(map(steps_left, self.decodes), default=None),
         )
 
 
@@ -67,6 +68,11 @@ _RATIO = DecodePace().itl_ratio
 def rows_of(request: Any) -> int:
     """Rows that a decoding request takes in a step: its token, and what speculation adds."""
     return 1 + len(request.spec_token_ids)
+
+
+def steps_left(request: Any) -> int:
+    """Steps that a decoding request may take until it has written all that it may."""
+    return max(1, int(request.max_tokens - request.num_output_tokens))
 
 
 def left_tokens(request: Any) -> int:
