@@ -15,7 +15,7 @@ MOST_ROWS = 20
 
 _LEGEND = (
     "E2E: prefill that nothing hides, decode and wait; hidden: prefill beside decodes",
-    "factor: actual over predicted of late, which the times are multiplied by",
+    "factor: actual over predicted of chains like this; times are multiplied by it",
 )
 
 
