@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from figures import inter_token
-from pages.chains import Cell, Compared, Measured, cells, latest
+from pages.chains import Cell, Measured, cells, latest
+from pages.compared import Compared, compared
 from pages.markdown import NOTHING, counted, number, opened, percent, ratio, table
 from pages.rows import Results
 
@@ -40,7 +41,7 @@ def overlap_on_one_gpu(results: Results) -> list[str]:
             *_worst_gaps(one),
         ]
         for measured in latest(cells(results.runs))
-        for one in measured.compared
+        for one in compared(measured)
         if one.placed.mode == "overlap" and (one.placed.groups, one.placed.devices) == (1, 1)
     ]
     if not body:
@@ -68,7 +69,7 @@ def tensor_parallel(results: Results) -> list[str]:
     """Engines over several devices: series and overlap in one, beside ping-pong on as many."""
     body = []
     for measured in latest(cells(results.runs)):
-        if not any(one.placed.groups == 1 and one.placed.devices > 1 for one in measured.compared):
+        if not any(one.placed.groups == 1 and one.placed.devices > 1 for one in compared(measured)):
             continue
         body += [
             [
@@ -80,7 +81,7 @@ def tensor_parallel(results: Results) -> list[str]:
                 percent(one.saved_percent),
                 f"{percent(one.iso_saved_percent)} against {one.iso.name}" if one.iso else NOTHING,
             ]
-            for one in measured.compared
+            for one in compared(measured)
             if one.placed.devices > 1
         ]
     if not body:
@@ -115,7 +116,7 @@ def _kind(cell: Cell) -> str:
 
 
 def _cell(measured: Measured) -> list[str]:
-    cell, found = measured.cell, measured.compared
+    cell, found = measured.cell, compared(measured)
     where = f"{cell.model}, {cell.engine}; `{cell.file}`{f', suite {cell.suite}' if cell.suite else ''}"
     note = " **Simulated.**" if cell.simulated else ""
     lines = [f"#### {title(cell)}", "", f"{where}; commit {cell.commit[:12]}.{note}", ""]

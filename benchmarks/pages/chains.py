@@ -1,7 +1,6 @@
-"""Runs of chains in cells: one chain, one state of the caches, and every placement that ran it, held to its baseline.
+"""Runs of chains in cells: one chain, one state of the caches, and every placement that ran it. Pure.
 
-Pure: rows in, figures out. Ratios are taken only within a cell, and a cell is one file's runs of one commit on one
-machine.
+Ratios are taken only within a cell, and a cell is one file's runs of one commit on one machine.
 """
 
 from __future__ import annotations
@@ -13,20 +12,6 @@ from typing import Any, get_args
 
 import msgspec
 
-from figures import (
-    Exactness,
-    InterToken,
-    Spread,
-    decode_ms_by_group,
-    decode_slowdown,
-    decode_step_ms,
-    downstream,
-    exactness,
-    hidden_share,
-    inter_token,
-    median_ttft_ms,
-    saved_percent,
-)
 from pages.machines import Machine, is_simulated, machine
 from pages.rows import Found, by_key, rows
 from profiles import PROFILES, Shape
@@ -126,32 +111,6 @@ class Placed(msgspec.Struct, frozen=True):
         return ", ".join(words)
 
 
-class Compared(msgspec.Struct, frozen=True):
-    """A placement beside its baseline."""
-
-    placed: Placed
-    spread: Spread
-    baseline: Placed | None
-    """None: it is one itself, or the file has none."""
-    saved_percent: float | None
-    iso: Placed | None
-    """The fastest series on as many devices, where the baseline has fewer."""
-    iso_saved_percent: float | None
-    hidden: float | None
-    """Hidden ÷ hideable TTFT of the downstream agents; None where nearly nothing can be hidden."""
-    downstream_ttft_ms: float | None
-    """Of one agent, mean of the agents' medians; None of a chain of one."""
-    step_ms: float
-    slowdown: dict[str, float]
-    """By group: a token's time ÷ that of the same agents in the baseline; empty of a baseline."""
-    steps_by_group: dict[str, float]
-    """Median over the runs."""
-    gaps: dict[str, InterToken]
-    """By group; empty where the runs do not have them."""
-    exact: Exactness | None
-    """Against the baseline; of a baseline, against its first run."""
-
-
 class Measured(msgspec.Struct, frozen=True):
     """A cell and what ran in it."""
 
@@ -163,15 +122,6 @@ class Measured(msgspec.Struct, frozen=True):
     def date(self) -> str:
         """Of the latest of its runs' provenances; ISO 8601, so that later ones are greater."""
         return max(str(run.provenance.get("date") or "") for placed in self.placed for run in placed.runs)
-
-    @property
-    def compared(self) -> list[Compared]:
-        """All placements beside their baselines."""
-        found = []
-        for one in self.placed:
-            baseline = baseline_of(one, self.placed)
-            found.append(compare(one, baseline, iso_of(one, baseline, self.placed)))
-        return found
 
 
 def cells(found: Sequence[Found[Run]]) -> list[Measured]:
@@ -272,52 +222,3 @@ def _devices(run: Run) -> int:
 def _decode_first(run: Run) -> bool | None:
     known = [engine["decode_first"] for engine in _engines(run) if "decode_first" in engine]
     return all(known) if known else None
-
-
-def baseline_of(placed: Placed, others: Sequence[Placed]) -> Placed | None:
-    """What a placement's runs say that they are compared with: at the same level of exactness, if it ran at that."""
-    named = [one for one in others if one.row == placed.baseline and one.row != placed.row]
-    alike = [one for one in named if one.level == placed.level and one.session == placed.session]
-    return next(iter(alike or named), None)
-
-
-def iso_of(placed: Placed, baseline: Placed | None, others: Sequence[Placed]) -> Placed | None:
-    """The fastest series on as many devices as a placement has, where its baseline has fewer."""
-    if baseline is None or baseline.devices >= placed.devices:
-        return None
-    series = [one for one in others if one.mode == "serial" and one.devices == placed.devices]
-    return min(series, key=lambda one: one.median_ms, default=None)
-
-
-def compare(placed: Placed, baseline: Placed | None, iso: Placed | None = None) -> Compared:
-    """One placement beside its baseline, and beside series on as many devices."""
-    runs = placed.runs
-    spread = Spread.of([run.e2e_ms for run in runs])
-    medians = median_ttft_ms(runs)
-    ttft = [medians[at] for at in downstream(runs[0])]
-    step_ms = decode_step_ms(runs)
-    exact = exactness(baseline.runs if baseline else runs, runs)
-    return Compared(
-        placed=placed,
-        spread=spread,
-        baseline=baseline,
-        saved_percent=saved_percent(baseline.median_ms, spread.median) if baseline else None,
-        iso=iso,
-        iso_saved_percent=saved_percent(iso.median_ms, spread.median) if iso else None,
-        hidden=hidden_share(baseline.runs, runs) if baseline and ttft else None,
-        downstream_ttft_ms=statistics.fmean(ttft) if ttft else None,
-        step_ms=step_ms,
-        slowdown=decode_slowdown(baseline.runs, runs) if baseline else {},
-        steps_by_group=steps_by_group(runs),
-        gaps=inter_token(runs),
-        exact=exact if exact.compared else None,
-    )
-
-
-def steps_by_group(runs: Sequence[Run]) -> dict[str, float]:
-    """Milliseconds a token by the group that decoded it: medians over the runs, groups in alphabetical order."""
-    steps: dict[str, list[float]] = {}
-    for run in runs:
-        for group, ms in decode_ms_by_group(run).items():
-            steps.setdefault(group, []).append(ms)
-    return {group: statistics.median(steps[group]) for group in sorted(steps)}

@@ -11,7 +11,8 @@ from load_report import comparable, limit_ms, summaries
 from load_rows import Round
 from pages.auto import Prediction, predictions
 from pages.chain_sections import title
-from pages.chains import Compared, Measured, cells, latest
+from pages.chains import Measured, cells, latest
+from pages.compared import Compared, compared
 from pages.load_sections import GOODPUT_TIMES
 from pages.machines import is_simulated
 from pages.markdown import number, percent
@@ -70,7 +71,7 @@ def _heading(axes: Axes, text: str, at: float) -> None:
 
 
 def _bars(measured: Measured) -> list[Compared]:
-    return [one for one in measured.compared if one.saved_percent is not None]
+    return [one for one in compared(measured) if one.saved_percent is not None]
 
 
 def _bar(axes: Axes, one: Compared, at: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,11 +52,6 @@ def dress(axes: Axes, title: str, x: str, y: str, *, grid: Literal["both", "x", 
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-
-
-def legend_below(figure: Figure, handles: Any, labels: Any, columns: int) -> None:
-    """One legend for all axes, under them."""
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -11,7 +11,8 @@ from load_report import comparable, limit_ms, summaries
 from load_rows import Round
 from overhead import MODES, OverheadRun
 from pages.auto import Choice, choices
-from pages.chains import Compared, Measured, Placed, cells, latest
+from pages.chains import Measured, Placed, cells, latest
+from pages.compared import Compared, compared
 from pages.engine_sections import overhead_percent
 from pages.machines import is_simulated, machine
 from pages.rows import Found, Origin, Results, by_key, origins, rows
@@ -101,7 +102,7 @@ def _latest(
 ) -> tuple[Measured | None, list[Compared]]:
     """The latest main cell in which a placement fits and has a baseline, and those placements."""
     for one in reversed(main_cell(measured, prefix)):
-        fitting = [found for found in one.compared if found.baseline and _plain(found.placed) and fits(found.placed)]
+        fitting = [found for found in compared(one) if found.baseline and _plain(found.placed) and fits(found.placed)]
         if fitting:
             return one, fitting
     return None, []
@@ -161,7 +162,7 @@ def one_gpu_over_stock(measured: Sequence[Measured], prefix: int) -> Figure:
         "GPU and daemon."
     )
     for one in reversed(main_cell(measured, prefix)):
-        found = [some for some in one.compared if some.baseline and _plain(some.placed) and _overlap(some.placed, 1)]
+        found = [some for some in compared(one) if some.baseline and _plain(some.placed) and _overlap(some.placed, 1)]
         ours = [some for some in found if some.placed.decode_first is True]
         stock = [some for some in found if some.placed.decode_first is False]
         if ours and stock:

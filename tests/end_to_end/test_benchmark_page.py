@@ -15,6 +15,7 @@ from overhead import OverheadRun
 from page import differences, write
 from pages.auto import choices, median_error_percent, predictions
 from pages.chains import cells, latest
+from pages.compared import compared
 from pages.document import PAGE, SUMMARY, document
 from pages.markdown import number, percent, table
 from pages.rows import Origin, Results, read_results, rows
@@ -211,7 +212,7 @@ def test_what_no_row_says_is_null_with_the_reason(root: Path) -> None:
 
 def test_a_placement_is_held_to_its_own_baseline_and_to_as_many_devices(root: Path) -> None:
     (measured,) = cells(results_of(root, chains=COLD).runs)
-    found = {one.placed.row: one for one in measured.compared}
+    found = {one.placed.row: one for one in compared(measured)}
     ping_pong = found["pair ping-pong"]
     assert ping_pong.baseline is not None
     assert ping_pong.iso is not None
