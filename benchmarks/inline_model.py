@@ -50,6 +50,7 @@ class InlineModel:
                 self._scheduler = SimulatedScheduler(settings, decode_first=decode_first)
                 self._arrivals = Arrivals(TimingModel(settings))
                 self._running = asyncio.create_task(self._run(settings.start_ms * 1e-3 * settings.time_scale))
+                self._running.add_done_callback(lambda _: self._replies.put_nowait(None))
             case Chunk():
                 self._arrivals.add(command, self._loop.time())
             case Abort(request):
@@ -72,7 +73,6 @@ class InlineModel:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
-        self._replies.put_nowait(None)
 
     async def _run(self, start_s: float) -> None:
         """Steps back to back while there is work, each for as long as it takes from the end of the one before."""
