@@ -35,5 +35,5 @@ def test_what_can_be_changed_is_and_what_cannot_is_named(
     assert reload.config.decode_first.enabled
     assert reload.config.slots == config().slots
     paces = read.get("decode_first", {})
-    assert reload.config.decode_first.inner == paces.get("inner", 2.0)
+    assert reload.config.decode_first.inner == paces.get("inner", 1.5)
     assert reload.config.decode_first.final == paces.get("final", 1.2)

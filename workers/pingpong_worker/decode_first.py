@@ -187,7 +187,7 @@ class DecodeFirst:
         return self._cheapest(view, choices[:low])
 
     def _cheapest(self, view: StepView, choices: Sequence[int]) -> tuple[int, Reason]:
-        """Of sizes within the target the one with which the appends cost least, in all the steps that they will take."""
+        """The size within the target with which the appends cost least, in all the steps that they take."""
         alone, own = self.decode_seconds(view), self._own_seconds(view)
         looked_at = reversed(choices) if self._sizes else _falling(choices)
         extras = [(tokens, max(0.0, self._seconds_beside(view, tokens) - alone)) for tokens in looked_at]
