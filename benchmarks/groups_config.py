@@ -54,8 +54,10 @@ def groups_toml(settings: GroupsSettings, calibrate: bool) -> str:
         "slot_tokens": _SLOT_TOKENS,
         "calibrate": calibrate,
     }
+    # Beside a decode step that stands for eight a whole prefill seems cheap, so that `auto` would take overlap for all.
+    decode_first = {"enabled": settings.token_stretch == 1}
     watch = {"heartbeat_s": settings.time_scale, "misses": 30, "stall_s": 600.0}  # nothing here is to be restarted
-    lines = [*_keys(top), "[watch]", *_keys(watch), "[simulated]"]
+    lines = [*_keys(top), "[decode_first]", *_keys(decode_first), "[watch]", *_keys(watch), "[simulated]"]
     lines += _keys({key: value for key, value in msgspec.to_builtins(settings.timing).items() if value is not None})
     for index in range(settings.groups):
         lines += ["[[groups]]", f'name = "g{index}"', f'devices = ["simulated:{index}"]']

@@ -11,7 +11,7 @@ Two things keep a machine with few cores from being what is measured, and every 
   heartbeat stays what it is; only less of it comes in a second. What it would use in real time is its use times this.
 - `token_stretch`: a token stands for so many, is decoded in as many times the time, and answers have as many times
   fewer. The supervisor hears of text at intervals and not of tokens, so that its messages stay the same but for
-  appends, of which fewer come. The workers have that much less to do.
+  appends, of which fewer come. The workers have that much less to do. Above 1 no chain overlaps on one group.
 
 CPU times are those of the processes, whatever else runs. Latencies are those of a machine that was shared.
 """
