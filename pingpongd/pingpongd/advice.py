@@ -131,7 +131,12 @@ def _saved_by_sharing(case: _Case, run: SharedRun) -> float | None:
     None where nothing was measured.
     """
     shape = case.shape
-    if not shape.shared or not case.predictions:
+    there = {group.name for group in case.groups}
+    leasts: dict[str, Prediction] = {}
+    for each in sorted(case.predictions, key=lambda prediction: prediction.e2e_ms):
+        if there.issuperset(each.groups):  # a group may have gone down since
+            leasts.setdefault(each.placement, each)
+    if not shape.shared or not leasts:
         return None
     shared = tuple(
         tuple(max(run.tokens, same) if {index, at} <= {*run.members} else same for at, same in enumerate(earlier))
@@ -141,9 +146,6 @@ def _saved_by_sharing(case: _Case, run: SharedRun) -> float | None:
     rungs = tuple(() if index in run.members else found for index, found in enumerate(shape.rungs))
     moved = msgspec.structs.replace(shape, shared=shared, rungs=rungs)
     model = CostModel(case.groups)
-    leasts: dict[str, Prediction] = {}
-    for each in sorted(case.predictions, key=lambda prediction: prediction.e2e_ms):
-        leasts.setdefault(each.placement, each)
 
     def least(of: ChainShape) -> float:
         return min(

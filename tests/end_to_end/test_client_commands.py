@@ -68,6 +68,28 @@ async def test_every_command(start_daemon: StartDaemon, chain_file: Path) -> Non
     assert (code, out) == (1, "")
 
 
+async def test_engines_are_measured_and_a_chain_is_explained_and_then_does_what_was_said(
+    start_daemon: StartDaemon, chain_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where figures are kept
+    daemon = await start_daemon(simulated_config().replace("calibrate = false", "calibrate = true"))
+    code, out, err = await command(daemon, "submit", str(chain_file), "--explain", "--json")
+    assert (code, err) == (0, "")
+    explained = json.loads(out)
+    assert {each["placement"] for each in explained["predictions"]} == {"serial", "ping-pong", "overlap"}
+    assert explained["chosen"] in explained["predictions"]
+    _, out, _ = await command(daemon, "list")
+    assert out == "no chains\n"  # it was not run
+    code, out, _ = await command(daemon, "submit", str(chain_file), "--json")
+    result = json.loads(out)
+    assert result["placement"] == explained["placement"]
+    assert result["predicted_ms"] == explained["chosen"]["e2e_ms"]
+    code, out, _ = await command(daemon, "result", result["id"])
+    assert out.splitlines()[-2].startswith("predicted ")
+    _, out, _ = await command(daemon, "status")
+    assert out.count(" tokens/s, jitter ") == 2
+
+
 async def test_detached_then_attached(start_daemon: StartDaemon, chain_file: Path) -> None:
     daemon = await start_daemon()
     _, out, _ = await command(daemon, "submit", str(chain_file), "--detach")

@@ -142,6 +142,14 @@ def test_a_document_that_costs_nothing_now_is_told_with_that():
     assert "no gain" in advice.text
 
 
+def test_predictions_for_a_group_that_has_gone_down_give_no_number():
+    texts = [[at, *run_of(10_000, 300)] for at in range(2)]
+    shape = chain_shape([[], [0]], [PreparedAgent(segments=[Literals(ids=ids)]) for ids in texts], outputs=[1, 1])
+    gone = Prediction(placement="serial", groups=("b", "b"), e2e_ms=100.0, prefill_ms=50.0, decode_ms=50.0)
+    [advice] = about(advise(shape, texts, [gone], [GroupView("a", 0, figures=FIGURES)]), "share")
+    assert advice.saves_ms is None
+
+
 def test_without_figures_the_document_is_told_without_a_number():
     document = run_of(10_000, 4096)
     [advice] = about(case([1, *document], [2, *document], figures=None), "share")
