@@ -83,6 +83,9 @@ def made_with(status: StatusReply) -> dict[str, Any]:
         {"group": worker.name, "devices": worker.devices, **msgspec.to_builtins(worker.limits)}
         for worker in status.workers
     ]
+    for engine in engines:
+        if Path(engine.get("model", "")).is_absolute():  # where a folder lies is nobody's business
+            engine["model"] = Path(engine["model"]).name
     return {**provenance(), "engines": engines, "arguments": sys.argv[1:]}
 
 

@@ -23,6 +23,12 @@ from suite_plan import DaemonSpec, Suite, as_toml, merged
 from token_times import TokenTimes
 
 Say = Callable[[str], None]
+WAIT_SHARE = 0.6
+"""Of the time to start: so long a daemon waits for those before it, which may hang."""
+RECONNECT_S = 5.0
+"""A daemon that is gone is waited for so long."""
+GIVE_UP_AFTER = 2
+"""Ends of an engine after which a group is given up, in place of 5: a run has little time."""
 
 
 class Daemon(msgspec.Struct, frozen=True):
@@ -43,7 +49,8 @@ class Daemon(msgspec.Struct, frozen=True):
 
 def daemon_config(suite: Suite, base: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What a daemon of the suite is started with; the instance is named for it."""
-    return merged(merged(base, suite.daemons[name].changes), {"instance": f"suite-{name}"})
+    ours = {"instance": f"suite-{name}", "restart": {"give_up_after": GIVE_UP_AFTER}}
+    return merged(merged(base, ours), suite.daemons[name].changes)
 
 
 @asynccontextmanager
@@ -75,25 +82,49 @@ async def serving(
         config = folder / f"{name}.toml"
         config.write_text(as_toml(daemon_config(suite, base, name)), encoding="utf-8")
         before = [hosts[other].settled for other in suite.daemons[name].after if other in hosts]
-        hosts[name] = _Host(name, config, folder, out, before, stop, say)
-    tasks = [asyncio.create_task(host.run()) for host in hosts.values()]
+        hosts[name] = _Host(name, config, folder, out, before, WAIT_SHARE * start_s, stop, say)
+    tasks = {name: asyncio.create_task(host.run()) for name, host in hosts.items()}
     try:
-        await asyncio.wait([asyncio.create_task(host.settled.wait()) for host in hosts.values()], timeout=start_s)
-        up = [host for host in hosts.values() if host.serves]
-        if not up:
-            raise DaemonEnded("no daemon of the suite came up.")
+        await _settle(hosts, tasks, start_s, say)
+        daemons: dict[str, Daemon] = {}
         async with AsyncExitStack() as stack:
-            yield {host.name: await _connected(host, suite.daemons[host.name], stack) for host in up}
+            for host in hosts.values():
+                if not host.serves:
+                    continue
+                try:
+                    daemons[host.name] = await _connected(host, suite.daemons[host.name], stack)
+                except PingpongError as error:
+                    say(f"{host.name} is left out: {error}")
+            if not daemons:
+                raise DaemonEnded("no daemon of the suite came up.")
+            yield daemons
     finally:
         stop.set()
-        for host, task in zip(hosts.values(), tasks, strict=True):
-            if not host.settled.is_set():
-                task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for name, ended in zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True):
+            if isinstance(ended, Exception):
+                say(f"{name} failed: {ended!r}")
+
+
+async def _settle(
+    hosts: Mapping[str, _Host], tasks: Mapping[str, asyncio.Task[None]], start_s: float, say: Say
+) -> None:
+    """Wait until all serve or have failed; what takes too long is stopped, for it would disturb measurements."""
+    await asyncio.wait([asyncio.create_task(host.settled.wait()) for host in hosts.values()], timeout=start_s)
+    late = [name for name, host in hosts.items() if not host.settled.is_set()]
+    for name in late:
+        say(f"{name} did not come up in time")
+        tasks[name].cancel()
+    await asyncio.gather(*(tasks[name] for name in late), return_exceptions=True)
 
 
 class _Host:
-    """Runs one daemon for as long as the suite takes; `settled` once it serves or has failed."""
+    """Runs one daemon for as long as the suite takes; `settled` once it serves or has failed.
+
+    Args:
+        before: set once the daemons are settled that it starts after.
+        wait_s: how long it waits for them.
+        stop: set when the suite has ended.
+    """
 
     def __init__(
         self,
@@ -102,6 +133,7 @@ class _Host:
         folder: Path,
         out: Path,
         before: Sequence[asyncio.Event],
+        wait_s: float,
         stop: asyncio.Event,
         say: Say,
     ) -> None:
@@ -113,12 +145,17 @@ class _Host:
         self._state = folder / f"{name}-state"
         self._log = out / f"daemon-{name}.log"
         self._before = before
+        self._wait_s = wait_s
         self._stop = stop
         self._say = say
 
     async def run(self) -> None:
-        for event in self._before:
-            await event.wait()
+        try:
+            async with asyncio.timeout(self._wait_s if self._before else None):
+                for event in self._before:
+                    await event.wait()
+        except TimeoutError:
+            self._say(f"{self.name} waits no longer for those before it")
         self._say(f"{self.name} starts")
         with self._log.open("ab") as log:
 
@@ -139,7 +176,7 @@ class _Host:
 
 
 async def _connected(host: _Host, spec: DaemonSpec, stack: AsyncExitStack) -> Daemon:
-    client = await stack.enter_async_context(AsyncClient(host.sockets))
+    client = await stack.enter_async_context(AsyncClient(host.sockets, reconnect_s=RECONNECT_S))
     status = await client.status()
     check_ready(status)
     origin = {"arguments": [], "configuration": spec.changes}  # without the command line: that names folders
