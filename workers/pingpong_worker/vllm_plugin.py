@@ -26,8 +26,6 @@ WORKER_PID = "PINGPONG_WORKER_PID"
 """Set by a worker to its own pid; its engine's processes inherit it."""
 FAILURE_FILE = "PINGPONG_ENGINE_FAILURE"
 """Path where an engine process leaves the reason why it could not start."""
-TRACE = "PINGPONG_TRACE"
-"""Names a folder that requests are traced to; see `vllm_trace.py`."""
 _changed: list[bool] = []
 """Not empty once this process's vLLM is changed: vLLM calls `register` more than once."""
 
@@ -56,11 +54,11 @@ def _change_vllm(*, in_worker: bool) -> None:
         from pingpong_worker.vllm_block_hashes import remember_block_hashes
 
         remember_block_hashes()
-    if TRACE in os.environ:
+    if (folder := os.environ.get("PINGPONG_TRACE")) is not None:  # see `request_trace.py`
         from pingpong_worker.vllm_trace import trace_engine, trace_worker
 
         trace = trace_worker if in_worker else trace_engine
-        trace(Path(os.environ[TRACE]))
+        trace(Path(folder))
 
 
 def end_with_worker() -> None:

@@ -1,11 +1,4 @@
-"""Where a request's first milliseconds go: a trace through vLLM's processes, switched on by an environment variable.
-
-`PINGPONG_TRACE` names a folder; every process of an engine then writes ``<pid>.jsonl`` there, a line a moment::
-
-    {"request": "chain/2/1#7", "stage": "hashed", "at_ns": 123}
-
-`at_ns` is CLOCK_MONOTONIC, which all processes of a host share, as the supervisor's and the workers' own times do. Only
-what happens before a request's first token is noted. Without the variable nothing here is imported or wrapped.
+"""The way of a request through vLLM's processes to its first token, in the trace that `request_trace.py` describes.
 
 | stage | process | when |
 |---|---|---|
@@ -17,61 +10,71 @@ what happens before a request's first token is noted. Without the variable nothi
 | queued | engine | the engine's loop hands it to the scheduler |
 | scheduling | engine | the step that computes the last of its prompt begins to be scheduled |
 | executing | engine | and is given to the executor |
-| preparing | of the device | the model runner begins with it |
+| preparing | of the device | the model runner begins with it, where it is the request's first step |
 | launched | of the device | its kernels are launched; on CPUs the model has run |
 | computed | engine | the step's output is there |
 | updated | engine | the scheduler has taken it |
 | received | worker | the first output is back |
+
+Requests have our own ids; vLLM adds a suffix to them.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from pingpong_worker.request_trace import Trace
+
+STAGES = (
+    "encoding",
+    "sent",
+    "decoding",
+    "decoded",
+    "hashed",
+    "queued",
+    "scheduling",
+    "executing",
+    "preparing",
+    "launched",
+    "computed",
+    "updated",
+    "received",
+)
+"""In their order, but for "sent": its thread may go on after the engine's."""
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """A line of a trace."""
+class RequestTrace:
+    """A trace of requests, each until its first token.
 
-    request: str
-    """Ours; vLLM's own id has a suffix."""
-    stage: str
-    at_ns: int
-
-
-class Trace:
-    """Writes the moments of one process."""
+    Args:
+        folder: where to.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / f"{os.getpid()}.jsonl").open("ab", buffering=0)
-        self._lock = threading.Lock()
+        self._trace = Trace(folder)
         self._waiting: set[str] = set()
-        """Requests without a token, by vLLM's id."""
+        """By vLLM's ids."""
 
     def begin(self, request_id: str) -> None:
-        """Note moments of this request from now on."""
+        """It has no token yet."""
         self._waiting.add(request_id)
 
     def end(self, request_id: str) -> None:
-        """It has its first token, or is over."""
+        """It has one, or soon will."""
         self._waiting.discard(request_id)
 
     def waits(self, request_id: str) -> bool:
-        """Whether its moments are noted."""
+        """Whether it has begun and not ended."""
         return request_id in self._waiting
 
     def note(self, request_id: str, stage: str, at_ns: int) -> None:
-        """Write a line; any thread may."""
-        line = msgspec.json.encode(Moment(request_id.rpartition("-")[0] or request_id, stage, at_ns)) + b"\n"
-        with self._lock:
-            self._file.write(line)
+        """Write a line."""
+        self._trace.note(request_id.rpartition("-")[0] or request_id, stage, at_ns)
 
 
 def trace_worker(folder: Path) -> None:
@@ -79,7 +82,7 @@ def trace_worker(folder: Path) -> None:
     from vllm.v1.engine.core_client import AsyncMPClient
     from vllm.v1.engine.output_processor import OutputProcessor
 
-    trace = Trace(folder)
+    trace = RequestTrace(folder)
     send, receive = AsyncMPClient.add_request_async, OutputProcessor.process_outputs
 
     @functools.wraps(send)
@@ -111,7 +114,7 @@ def trace_engine(folder: Path) -> None:
     from vllm.v1.serial_utils import MsgpackDecoder
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    trace = Trace(folder)
+    trace = RequestTrace(folder)
     at = threading.local()
     decode, preprocess, queue = MsgpackDecoder.decode, EngineCore.preprocess_add_request, EngineCore.add_request
     run = WorkerWrapperBase.execute_model
@@ -158,7 +161,7 @@ def trace_engine(folder: Path) -> None:
     WorkerWrapperBase.execute_model = execute_model
 
 
-def _trace_steps(trace: Trace, scheduler: Any, executor: Any) -> None:
+def _trace_steps(trace: RequestTrace, scheduler: Any, executor: Any) -> None:
     """Wrap the methods of one engine's scheduler and executor."""
     schedule: Callable[..., Any] = scheduler.schedule
     update: Callable[..., Any] = scheduler.update_from_output

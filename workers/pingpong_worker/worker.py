@@ -50,6 +50,7 @@ from pingpong_worker.engine import Engine
 from pingpong_worker.heartbeat import Pulse
 from pingpong_worker.hops import Hops
 from pingpong_worker.prompt import PromptCodec, prepare_ids
+from pingpong_worker.request_trace import traced_report
 from pingpong_worker.step_meter import StepMeter
 from pingpong_worker.surroundings import Surroundings
 
@@ -148,7 +149,8 @@ class Worker:
                 await engine.start()
                 self._send(Loading(stage="loading the tokenizer"))
                 prompts = await asyncio.to_thread(self._parts.load_prompts, engine)
-                await self._serve(Surroundings(engine, prompts, slab, subscriber, publisher, self._send))
+                report = traced_report(self._send, subscriber)
+                await self._serve(Surroundings(engine, prompts, slab, subscriber, publisher, report))
             except PingpongError as error:
                 self._report_failure(error)  # now: to shut a dead engine down can take seconds, without a heartbeat
                 raise
