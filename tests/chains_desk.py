@@ -98,6 +98,7 @@ class FakeFleet:
     def __init__(self, names: str, slab: Slab) -> None:
         self.workers = {name: FakeWorker(name) for name in names}
         self._slab = slab
+        self.calibrated: list[str] = []
         self.scored: list[tuple[str, list[int], list[int], int | None]] = []
         self.scoring = asyncio.Event()
         """Scores wait for it."""
@@ -123,6 +124,11 @@ class FakeFleet:
             reads = [OutputOf(agent=at) for name, at in positions.items() if f"{{{{{name}}}}}" in text]
             prepared.append(PreparedAgent(segments=[Literals(ids=[1, 2, 3]), *reads]))
         return prepared
+
+    async def calibrate(self, worker: FakeWorker) -> None:
+        self.calibrated.append(worker.name)
+        if not worker.reachable:
+            raise EngineLost(f'worker "{worker.name}" is gone.')
 
     async def score(
         self, worker: FakeWorker, ids: Sequence[int], tokens: Sequence[int], grid: int | None
@@ -256,7 +262,9 @@ def chain_reading(reads: list[set[int]], *, ids: bool = False, start: str = "fir
 class Service:
     """Chains over a fake fleet and a fake store."""
 
-    def __init__(self) -> None:
+    def __init__(self, figures: EngineFigures | None = None) -> None:
+        self.figures = figures
+        """Of the engines."""
         self.runner = asyncio.Runner()
         self.store = FakeStore()
         self.events: list[ChainEvent] = []
@@ -278,6 +286,7 @@ class Service:
         self.fleet = FakeFleet("ab", self.slab)
         for worker in self.fleet.workers.values():
             worker.limits = self.limits
+            worker.figures = self.figures
         self.run(self.serve)
 
     def give_up_after(self, ends: int) -> None:

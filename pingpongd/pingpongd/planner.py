@@ -116,8 +116,8 @@ class Planner:
         if prediction is None:
             return
         actual_ms = (max(agent.last_token_ns for agent in record.agents) - run.started_ns) / 1e6
-        comparable = _as_planned(record) and not run.disturbed and actual_ms > 0
-        expected_ms = self._hindsight_ms(run, prediction) if comparable else prediction.e2e_ms
+        expected_ms = self._hindsight_ms(run, prediction)
+        comparable = _as_planned(record) and not run.disturbed and min(actual_ms, expected_ms) > 0
         _log.info(
             "prediction",
             chain=record.id,
@@ -130,7 +130,7 @@ class Planner:
             load=run.load,
             learned=comparable,
         )
-        if comparable and expected_ms > 0:
+        if comparable:
             self._learn(record, run, prediction, actual_ms / expected_ms * prediction.factor)
 
     def measured(self, group: str) -> None:
@@ -164,7 +164,7 @@ class Planner:
         """What would have been predicted had the lengths of the outputs been known."""
         record = run.record
         written = tuple(len(agent.output_ids) for agent in record.agents)
-        if written == record.shape.outputs:
+        if written == record.shape.outputs or record.recovered:
             return prediction.e2e_ms
         shape = msgspec.structs.replace(record.shape, outputs=written)
         cost = run.model.predict(shape, prediction.placement, prediction.groups)

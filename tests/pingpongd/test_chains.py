@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chains_desk import LIMITS, OUTPUT, SLOTS, Service, advance, chain_reading
+from engine_figures import H200
 from pingpong_bus.chain import parse_chain
 from pingpong_bus.errors import ChainNotFound, Overloaded, PingpongError, StoreError, UsageError
 from pingpong_bus.messages import (
@@ -30,10 +31,10 @@ from pingpongd.worker_handle import EndOrder
 class AnyOrder(RuleBasedStateMachine):
     """Two workers, each with reports of its own in order, between them in any order."""
 
-    @initialize(ends=st.sampled_from([3, 1000]))
-    def begin(self, ends: int) -> None:
+    @initialize(ends=st.sampled_from([3, 1000]), measured=st.booleans())
+    def begin(self, ends: int, measured: bool) -> None:
         """With few ends, agents under which engines die come to run alone, and fail in the end."""
-        self.service = Service()
+        self.service = Service(H200 if measured else None)
         self.service.give_up_after(ends)
 
     @precondition(lambda self: self.service.fleet.ready)
