@@ -28,8 +28,8 @@ from pingpong_worker.timed_answer import Arrivals, TimedAnswer
 
 _PREFILLS: Final = (64, 256, 1024, 4096, 12288, 32768, 98304)
 """Tokens of the prompts whose prefill is timed."""
-_LONGEST_PREFILL_S = 3.0
-"""None that should take longer is tried."""
+_LONGEST_PREFILL_S = 2.0
+"""None that should take longer, in proportion to the last, is tried; attention makes that three seconds on a CPU."""
 _WORTHWHILE = 1.5
 """Times the longest prompt so far: a last one that is no longer than this tells nothing new."""
 _REPEATS = 3
@@ -46,16 +46,17 @@ _DECODED = 64
 _DECODED_TOGETHER = 32
 _TOGETHER: Final = (2, 4, 8)
 _ENOUGH_TOKENS = 8
-_ENOUGH_S = 1.0
+_ENOUGH_S = 0.7
 """An answer of a slow engine is not waited for any longer, once so many tokens have come."""
 _FIRST_APPEND = 16
 """Tokens; the scheduler's patience with appends that get nothing grants them in one step."""
 _MOST_APPENDED = 4096
 _BESIDE_STEPS = 24
 """Steps of the decode, while a long enough append is computed."""
-_LONGEST_APPEND_S = 3.0
-_MOST_ANSWERED = 1024
-"""Tokens of a decode that has to last as long as the appends beside it."""
+_LONGEST_APPEND_S = 4.0
+_MOST_ANSWERED = 256
+"""Tokens of a decode that has to last as long as the appends beside it; as many as answers have, for a scheduler of
+ours grants appends the more, the sooner the decode ends."""
 _PLAIN_IDS = 1000
 """Token ids below it are text in every model; higher ones may stand for an image."""
 _BUDGET_S = 20.0
@@ -113,6 +114,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0
 
 
+def usual(values: Sequence[float]) -> float:
+    """The mean of the middle half of some values, at least one: a machine may have done something else meanwhile."""
+    cut = len(values) // 4
+    return fmean(sorted(values)[cut : len(values) - cut])
+
+
 class _Calibration:
     """One run over an engine."""
 
@@ -152,7 +159,7 @@ class _Calibration:
             prefill=prefill,
             finalize=finalize,
             decode=[
-                (context + _RESTS[0] + _DROPPED + answer.tokens // 2, fmean(answer.steps_ms()))
+                (context + _RESTS[0] + _DROPPED + answer.tokens // 2, usual(answer.steps_ms()))
                 for context, answer in decode.items()
             ],
             batch=[(answers, ms) for answers, ms in batch if ms is not None],
@@ -228,7 +235,7 @@ class _Calibration:
         arrivals = [answer.arrivals.after(_DROPPED) for answer in timed]
         begin, end = max(one.first for one in arrivals), min(one.last for one in arrivals)
         steps_ms = [ms for one in arrivals for ms in one.within(begin, end).steps_ms()]
-        return fmean(steps_ms) if steps_ms else None
+        return usual(steps_ms) if steps_ms else None
 
     async def _beside(self, context: int, decoded: int, pace: float) -> BesideFigure | None:
         """Appends behind a context that is computed, beside a decode; None where there is no room or time for them.

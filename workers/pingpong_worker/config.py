@@ -60,7 +60,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The cell of exactness "grid"; None: what was measured to be best on this kind of device."""
     calibrate: bool = True
     """Whether the engine is measured at its start, unless it was before: what placements are predicted from."""
-    paces: tuple[Annotated[float, msgspec.Meta(ge=1)], ...] = (1.2, 2.0)
+    paces: tuple[Annotated[float, msgspec.Meta(ge=1)], ...] = (1.2, 1.5)
     """What decodes will be kept to (`DecodePace.itl_ratio`): appends beside them are measured at each."""
     batch_invariant: bool = False
     """Start vLLM with its batch-invariant kernels."""
