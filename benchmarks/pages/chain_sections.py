@@ -18,9 +18,9 @@ def chains(results: Results) -> list[str]:
         "One chain at a time",
         "*Saved* is the median against the median of the named baseline; *iso-GPU* is the same against the fastest "
         "series on as many devices. *Exact*: runs whose prompts and outputs equal the baseline's id by id; of a "
-        "baseline, its own first run's. *Hidden* is hidden ÷ hideable TTFT and *TTFT* that of the agents that read "
-        "others; *step* is what a token takes, by device group, *slowdown* the same ÷ that of the same agents in the "
-        "baseline, and *ITL* the gaps between tokens as a reader of the stream sees them.",
+        "baseline, its own first run's. *Hidden* is hidden ÷ hideable TTFT and *TTFT* the mean of the agents that "
+        "read others, medians of each beside it; *step* is what a token takes, by device group, *slowdown* the same ÷ "
+        "that of the same agents in the baseline, and *ITL* the gaps between tokens as a reader of the stream sees them.",
     )
     for measured in found:
         lines += _cell(measured)
@@ -107,8 +107,9 @@ def title(cell: Cell) -> str:
 
 def brief(cell: Cell) -> str:
     """The same for tables of many cells: P / output, and the state of the caches."""
-    sampled = ", sampled" if cell.sampling != "greedy" else ""
-    return f"{cell.prefix:,}{_kind(cell)} / {cell.output:,}, {cell.cache}, {cell.dtype}{sampled}"
+    sampled = "" if cell.sampling == "greedy" else "sampled"
+    words = [f"{cell.prefix:,}{_kind(cell)} / {cell.output:,}", cell.cache, cell.dtype, sampled]
+    return ", ".join(filter(None, words))
 
 
 def _kind(cell: Cell) -> str:
@@ -126,7 +127,7 @@ def _cell(measured: Measured) -> list[str]:
         left=2,
     )
     lines += table(
-        ["per agent, ms", "hidden", "TTFT", "step", "slowdown", "ITL p50 / p99 / max"],
+        ["per agent, ms", "hidden", "TTFT", "by agent", "total by agent", "step", "slowdown", "ITL p50 / p99 / max"],
         [_inside(one) for one in found],
     )
     return lines
@@ -151,6 +152,8 @@ def _inside(one: Compared) -> list[str]:
         one.placed.name,
         ratio(one.hidden),
         number(one.downstream_ttft_ms, 1),
+        " / ".join(number(ms) for ms in one.ttft_ms),
+        " / ".join(number(ms) for ms in one.total_ms),
         _by_group({group: number(ms, 2) for group, ms in one.steps_by_group.items()}),
         _by_group({group: ratio(times) for group, times in one.slowdown.items()}),
         _by_group(

@@ -30,6 +30,7 @@ class Cell(msgspec.Struct, frozen=True):
     commit: str
     model: str
     dtype: str
+    """Empty of simulated engines."""
     engine: str
     simulated: bool
     """Whether the engine only keeps time."""
@@ -155,7 +156,7 @@ def _cell(one: Found[Run]) -> Cell:
         machine=machine(run.provenance),
         commit=str(run.provenance.get("commit") or ""),
         model=str(engines[0].get("model") or "").rpartition("/")[2],
-        dtype=str(engines[0].get("dtype") or ""),
+        dtype=str(engines[0].get("dtype") or "").replace("none", ""),
         engine=str(engines[0].get("engine") or ""),
         simulated=is_simulated(run.provenance),
         profile=run.profile,

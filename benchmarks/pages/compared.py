@@ -13,11 +13,11 @@ from figures import (
     Spread,
     decode_ms_by_group,
     decode_slowdown,
-    decode_step_ms,
     downstream,
     exactness,
     hidden_share,
     inter_token,
+    median_total_ms,
     median_ttft_ms,
     saved_percent,
 )
@@ -40,7 +40,10 @@ class Compared(msgspec.Struct, frozen=True):
     """Hidden ÷ hideable TTFT of the downstream agents; None where nearly nothing can be hidden."""
     downstream_ttft_ms: float | None
     """Of one agent, mean of the agents' medians; None of a chain of one."""
-    step_ms: float
+    ttft_ms: list[float]
+    """Of each agent; median."""
+    total_ms: list[float]
+    """Of each agent, from when it was ready to its last token; median."""
     slowdown: dict[str, float]
     """By group: a token's time ÷ that of the same agents in the baseline; empty of a baseline."""
     steps_by_group: dict[str, float]
@@ -81,7 +84,6 @@ def compare(placed: Placed, baseline: Placed | None, iso: Placed | None = None) 
     spread = Spread.of([run.e2e_ms for run in runs])
     medians = median_ttft_ms(runs)
     ttft = [medians[at] for at in downstream(runs[0])]
-    step_ms = decode_step_ms(runs)
     exact = exactness(baseline.runs if baseline else runs, runs)
     return Compared(
         placed=placed,
@@ -92,7 +94,8 @@ def compare(placed: Placed, baseline: Placed | None, iso: Placed | None = None) 
         iso_saved_percent=saved_percent(iso.median_ms, spread.median) if iso else None,
         hidden=hidden_share(baseline.runs, runs) if baseline and ttft else None,
         downstream_ttft_ms=statistics.fmean(ttft) if ttft else None,
-        step_ms=step_ms,
+        ttft_ms=medians,
+        total_ms=median_total_ms(runs),
         slowdown=decode_slowdown(baseline.runs, runs) if baseline else {},
         steps_by_group=steps_by_group(runs),
         gaps=inter_token(runs),

@@ -143,7 +143,6 @@ def _draw_many_chains(loads: Sequence[list[Round]]) -> Figure:
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0, labelsize=8)
     axes.spines["left"].set_visible(False)
-    axes.locator_params(axis="x", integer=True)
     axes.set_ylim(at - 0.4, -0.8)
     axes.margins(x=0.12)
     return figure
@@ -165,9 +164,11 @@ def _load_bars(axes: Axes, rounds: list[Round], at: float, ticks: list[float], n
             at, value, height=0.78, color=MODES.get(side.how, INK), hatch=HATCHES.get(side.how), edgecolor="white"
         )
         axes.plot([min(means), max(means)], [at, at], color="black", linewidth=1.2)
-        saves = f", {percent(statistics.median(side.saved))} saved" if side.saved else ""
+        text = number(value, 1 if value >= 10 else 2)
+        text += f", {percent(statistics.median(side.saved))} saved" if side.saved else ""
+        text += f", {percent(100 * side.goodput_share, 0)} good" if load.rate is not None else ""
         axes.annotate(
-            f"{value:.1f}{saves}",
+            text,
             (max(value, *means), at),
             xytext=(5, 0),
             textcoords="offset points",
