@@ -20,7 +20,8 @@ def chains(results: Results) -> list[str]:
         "series on as many devices. *Exact*: runs whose prompts and outputs equal the baseline's id by id; of a "
         "baseline, its own first run's. *Hidden* is hidden ÷ hideable TTFT and *TTFT* the mean of the agents that "
         "read others, medians of each beside it; *step* is what a token takes, by device group, *slowdown* the same ÷ "
-        "that of the same agents in the baseline, and *ITL* the gaps between tokens as a reader of the stream sees them.",
+        "that of the same agents in the baseline, and *ITL* the gaps between tokens as a reader of the stream sees "
+        "them.",
     )
     for measured in found:
         lines += _cell(measured)
