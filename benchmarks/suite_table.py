@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from figures import (
     baseline,
     comparable,
+    decode_ms_by_group,
     decode_slowdown,
     devices_used,
     exactness,
@@ -23,8 +24,8 @@ from runs import Run
 def render(runs: Sequence[Run], load: Sequence[Round]) -> str:
     """All cells, those of one chain first.
 
-    Times are medians. hidden: of the TTFT that could be. decode: by group, a token over one of the same agents in the
-    row compared with. p99: by group, the slowest step in a hundred over its.
+    Times are medians. hidden: of the TTFT that could be. decode: by group, of a token, and as a multiple of one of the
+    same agents in the row compared with. p99: by group, the slowest step in a hundred as a multiple of its.
     """
     return "\n".join([*map(_chains, comparable(runs)), *_loads(load)])
 
@@ -34,7 +35,7 @@ def _chains(runs: Sequence[Run]) -> str:
     lines = [
         f"## {runs[0].profile}, {runs[0].cache} cache, exactness {runs[0].exactness}",
         "",
-        "| row | devices | runs | E2E, ms | min | max | saved | against | hidden | decode | p99 | exact | predicted |",
+        "| row | devices | runs | E2E, ms | min | max | saved | against | hidden | decode, ms | p99 | exact | predicted |",
         "|---|--:|--:|--:|--:|--:|--:|---|--:|---|---|--:|--:|",
     ]
     for row, found in rows.items():
@@ -51,15 +52,14 @@ def _chains(runs: Sequence[Run]) -> str:
         if reference and reference is not found:
             before = statistics.median(run.e2e_ms for run in reference)
             share = hidden_share(reference, found)
-            slower = decode_slowdown(reference, found)
             cells += [f"{saved_percent(before, statistics.median(times)):.1f} %", found[0].baseline]
             cells.append("-" if share is None else f"{share:.3f}")
-            cells.append(", ".join(f"{group} {ratio:.3f}" for group, ratio in slower.items()))
+            cells.append(_decode(found, decode_slowdown(reference, found)))
             cells.append(_tails(reference, found))
             equal = exactness(reference, found)
             cells.append(f"{equal.exact} of {equal.compared}")
         else:
-            cells += ["-"] * 6
+            cells += ["-", "-", "-", _decode(found, {}), "-", "-"]
         off = [100 * (run.result.predicted_ms / run.e2e_ms - 1) for run in found if run.result.predicted_ms]
         cells.append(f"{statistics.median(off):+.1f} %" if off else "-")
         lines.append(f"| {' | '.join(cells)} |")
@@ -67,6 +67,16 @@ def _chains(runs: Sequence[Run]) -> str:
     if chosen:
         lines += ["", f"auto took {', '.join(chosen)}."]
     return "\n".join(lines) + "\n"
+
+
+def _decode(runs: Sequence[Run], slower: Mapping[str, float]) -> str:
+    """By group, ms a token; behind it the multiple, where it is known."""
+    by_run = [decode_ms_by_group(run) for run in runs]
+    groups = sorted({group for one in by_run for group in one})
+    medians = {group: statistics.median(one[group] for one in by_run if group in one) for group in groups}
+    return ", ".join(
+        f"{group} {ms:.2f}" + (f" ({slower[group]:.3f})" if group in slower else "") for group, ms in medians.items()
+    )
 
 
 def _tails(reference: Sequence[Run], runs: Sequence[Run]) -> str:
