@@ -121,7 +121,7 @@ def _cell(measured: Measured) -> list[str]:
     cell, found = measured.cell, compared(measured)
     where = f"{cell.model}, {cell.engine}; `{cell.file}`{f', suite {cell.suite}' if cell.suite else ''}"
     note = " **Simulated.**" if cell.simulated else ""
-    lines = [f"#### {title(cell)}", "", f"{where}; commit {cell.commit[:12]}.{note}", ""]
+    lines = [f"#### {title(cell)}", "", f"{where}; commit {cell.commit}.{note}", ""]
     lines += table(
         ["end to end, ms", "baseline", "devices", "runs", "median", "mean", "min", "max", "saved", "iso-GPU", "exact"],
         [_times(one) for one in found],

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from pages.machines import Machine, is_simulated, machine
+from pages.machines import Machine, is_simulated, machine, version
 from pages.rows import Found, by_key, rows
 from profiles import PROFILES, Shape
 from runs import RUN_MODES, Run
@@ -154,7 +154,7 @@ def _cell(one: Found[Run]) -> Cell:
         file=one.origin.file,
         suite=run.suite,
         machine=machine(run.provenance),
-        commit=str(run.provenance.get("commit") or ""),
+        commit=version(run.provenance),
         model=str(engines[0].get("model") or "").rpartition("/")[2],
         dtype=str(engines[0].get("dtype") or "").replace("none", ""),
         engine=str(engines[0].get("engine") or ""),

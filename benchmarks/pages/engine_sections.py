@@ -9,6 +9,7 @@ from typing import Any
 from decode_first_report import percentile, variants
 from exactness import ChainPair, equal_chains
 from overhead import MODES, SYSTEMS, OverheadRun
+from pages.machines import version
 from pages.markdown import NOTHING, counted, number, opened, percent, table
 from pages.rows import Found, Results, by_key, rows
 
@@ -16,9 +17,8 @@ from pages.rows import Found, Results, by_key, rows
 def source(found: Sequence[Found[Any]]) -> str:
     """The files that rows stand in, and the commits that made them."""
     files = list(dict.fromkeys(f"`{one.origin.file}`" for one in found))
-    known = [getattr(one.row, "provenance", {}).get("commit") for one in found]
-    commits = list(dict.fromkeys(str(commit)[:12] for commit in known if commit))
-    return f"{'; commit '.join(filter(None, (', '.join(files), ', '.join(commits))))}."
+    commits = list(dict.fromkeys(version(one.row.provenance) for one in found))
+    return f"{'; commit '.join(filter(None, (', '.join(files), ', '.join(filter(None, commits)))))}."
 
 
 def overhead(results: Results) -> list[str]:

@@ -58,6 +58,12 @@ def machine(provenance: dict[str, Any]) -> Machine:
     return Machine(gpus, known.get("cpu", "unknown"), known.get("usable_cores", known.get("cores", 0)))
 
 
+def version(provenance: dict[str, Any]) -> str:
+    """The commit that made a row, and whether the files were other than its; empty where it is not known."""
+    commit = str(provenance.get("commit") or "")[:12]
+    return f"{commit} with changes" if commit and provenance.get("dirty") else commit
+
+
 def is_simulated(provenance: dict[str, Any]) -> bool:
     """Whether the engines of a row only kept time."""
     return any(str(engine.get("engine", "")).startswith("simulated") for engine in provenance.get("engines") or ())

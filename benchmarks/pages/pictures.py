@@ -159,6 +159,8 @@ def _load_bars(axes: Axes, rounds: list[Round], at: float, ticks: list[float], n
             for one in rounds
             if one.side == side.side and one.finished
         ]
+        if not means:
+            continue
         value = side.e2e_mean_ms / 1e3
         axes.barh(
             at, value, height=0.78, color=MODES.get(side.how, INK), hatch=HATCHES.get(side.how), edgecolor="white"
