@@ -37,7 +37,7 @@ def test_flags_come_over_the_file() -> None:
         ({"groups": [{"name": "a", "devices": []}]}, r"groups\[0\]\.devices"),
         ({"groups": [GROUP], "simulated": {"step_ms": -1}}, r"^simulated\.step_ms: -1.0 is below 0"),
         ({"groups": [GROUP], "decode_first": {"final": 0.9}}, r"decode_first\.final: expected `float` >= 1"),
-        ({"groups": [GROUP], "decode_first": {"final": 3.0}}, r"decode_first\.inner: agents that others read \(2\)"),
+        ({"groups": [GROUP], "decode_first": {"final": 3.0}}, r"decode_first\.inner: agents that others read \(1\.5\)"),
         ({"groups": [GROUP], "exactness": "grids"}, "exactness: invalid enum value 'grids'"),
         ({"groups": [GROUP], "exactness": "invariant"}, 'exactness: "invariant" .* batch-invariant kernels'),
         ({"groups": [GROUP], "exactness": "grid", "decode_first": {"enabled": False}}, "exactness: .* scheduler"),

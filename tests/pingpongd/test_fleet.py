@@ -68,7 +68,7 @@ async def test_an_engine_that_is_killed_takes_its_worker_along(folder: Path) -> 
 async def test_a_new_process_is_not_taken_for_the_old_one(folder: Path) -> None:
     async with fleet_host(folder, fleet_config("a")) as host:
         before = host["a"].identity
-        host["a"].memory.computed("digest", 1, 1)
+        host["a"].memory.computed([("digest", 1)], 1)
         host.signal(signal.SIGKILL)
         await host.serves_again()
         assert host["a"].identity != before
@@ -272,9 +272,27 @@ async def test_a_worker_that_drains_takes_no_hop(folder: Path) -> None:
 
 async def test_prefix_caches_are_emptied(folder: Path) -> None:
     async with fleet_host(folder, fleet_config("ab")) as host:
-        host["b"].memory.computed("digest", 1, 1)
+        host["b"].memory.computed([("digest", 1)], 1)
         await host.fleet.reset_prefix_caches()
         assert not host["b"].memory.held
+
+
+async def test_a_group_is_measured_at_its_start_and_anew(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = fleet_config("a", calibrate=True, simulated={"step_ms": 0.1}, decode_first={"final": 1.3, "inner": 3.0})
+    async with fleet_host(folder, config) as host:
+        first = host["a"].status().figures
+        assert first is not None
+        assert {one.itl_ratio for one in first.beside} <= {1.3, 3.0}
+        await host.fleet.calibrate(host["a"])
+        assert host["a"].status().figures not in (None, first)
+        host.signal(signal.SIGKILL)
+        await host.serves_again("a")
+        again = host["a"].status().figures
+        assert again is not None
+        assert again.cached
 
 
 async def test_a_worker_of_another_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

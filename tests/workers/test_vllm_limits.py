@@ -114,7 +114,15 @@ def test_compiled_kernels_of_gpus_have_to_be_chosen_alike(
 def test_without_our_scheduler_there_is_neither_a_grid_nor_a_budget(changes: dict[str, Any], words: str) -> None:
     limits = engine_limits(vllm_config(), config(**changes), "m", (0, 32, 0), has_tokenizer=True)
     assert words in limits.grid_refusal
-    assert (limits.grid_tokens, limits.decode_first) == (0, False)
+    assert (limits.grid_tokens, limits.decode_first, limits.overlap) == (0, False, False)
+
+
+def test_agents_may_overlap_where_a_scheduler_holds_appends_to_a_budget() -> None:
+    def may(threshold: int, *, ours: bool) -> bool:
+        given = vllm_config(scheduler_config__long_prefill_token_threshold=threshold)
+        return engine_limits(given, config(decode_first=ours), "m", (0, 32, 0), has_tokenizer=True).overlap
+
+    assert [may(0, ours=True), may(0, ours=False), may(256, ours=False)] == [True, False, True]
 
 
 def test_limits_are_what_vllm_has_derived() -> None:
