@@ -20,6 +20,11 @@ from figures import (
 from load_rows import Gaps, Round
 from runs import Run
 
+COLUMNS = (
+    *("row", "devices", "runs", "E2E, ms", "min", "max", "saved", "against"),
+    *("hidden", "decode, ms", "p99", "exact", "predicted"),
+)
+
 
 def render(runs: Sequence[Run], load: Sequence[Round]) -> str:
     """All cells, those of one chain first.
@@ -35,7 +40,7 @@ def _chains(runs: Sequence[Run]) -> str:
     lines = [
         f"## {runs[0].profile}, {runs[0].cache} cache, exactness {runs[0].exactness}",
         "",
-        "| row | devices | runs | E2E, ms | min | max | saved | against | hidden | decode, ms | p99 | exact | predicted |",
+        f"| {' | '.join(COLUMNS)} |",
         "|---|--:|--:|--:|--:|--:|--:|---|--:|---|---|--:|--:|",
     ]
     for row, found in rows.items():
