@@ -170,9 +170,27 @@ def parts(config: WorkerConfig) -> Parts[Any]:
     return Parts(lambda: None, lambda: SimulatedEngine(config, InlineModel.start), lambda _: SimulatedPrompts())
 
 
+def _tell_collections() -> None:
+    """Have the log say how long each full collection of garbage held the supervisor up: one event "collected" each."""
+    begun = 0.0
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal begun
+        if info["generation"] < 2:
+            return
+        if phase == "start":
+            begun = time.perf_counter()
+        else:
+            line = {"event": "collected", "ms": round((time.perf_counter() - begun) * 1e3, 3)}
+            sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
+
+    gc.callbacks.append(note)
+
+
 def main() -> int:
     """Run pingpongd; returns its exit code."""
     server = ForkServer()
+    _tell_collections()
 
     class ForkedWorker(WorkerProcess):
         """A worker from the fork server."""

@@ -93,6 +93,10 @@ class GroupsRow(msgspec.Struct, frozen=True, kw_only=True):
     status_ms: Spread
     """A client's `status`: twice a second the event loop is asked, and answers in turn."""
     idle_status_ms: Spread
+    collections: int
+    """Full collections of garbage by the supervisor's Python meanwhile."""
+    collection_ms: Spread
+    """For how long each held everything up."""
     chain_ratio: Spread
     """A chain's time over the timing model's."""
     itl_ratio: Spread
@@ -123,6 +127,7 @@ def summarize(
     busy: CpuReading,
     idle_status_ms: Sequence[float],
     status_ms: Sequence[float],
+    collections_ms: Sequence[float],
     supervisor_mib: float,
     supervisor_descriptors: int,
     worker_mib: Sequence[tuple[float, float]],
@@ -169,6 +174,8 @@ def summarize(
         dispatch_ms=Spread.of([late for result in results for late in dispatch_times(result)]),
         status_ms=Spread.of(status_ms),
         idle_status_ms=Spread.of(idle_status_ms),
+        collections=len(collections_ms),
+        collection_ms=Spread.of(collections_ms),
         chain_ratio=Spread.of([(result.e2e_ms or 0.0) / model_ms for result in results]),
         itl_ratio=Spread.of([ratio for result in results for ratio in token_ratios(settings, result)]),
         downstream_ttft_model_ms=Spread.of(
@@ -226,6 +233,7 @@ def render(rows: Sequence[GroupsRow]) -> str:
         ("first token to downstream's hop, ms", [_spread(row.dispatch_ms) for row in rows]),
         ("status, idle, ms", [_spread(row.idle_status_ms) for row in rows]),
         ("status, loaded, ms", [_spread(row.status_ms) for row in rows]),
+        ("full collections, ms each", [f"{row.collections}: {_spread(row.collection_ms)}" for row in rows]),
         ("chain over model", [_spread(row.chain_ratio) for row in rows]),
         ("token to token over model", [_spread(row.itl_ratio) for row in rows]),
         ("downstream TTFT, model ms", [_spread(row.downstream_ttft_model_ms) for row in rows]),

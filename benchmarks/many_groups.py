@@ -30,13 +30,15 @@ import msgspec
 from group_load import ChainMaker, ChainSize, Load, status_times
 from groups_config import GroupsSettings, expected_chain_ms, groups_toml
 from groups_report import GroupsRow, render, summarize
-from local_daemon import local_daemon
+from local_daemon import LogEvent, local_daemon
 from pingpong_bus.errors import PingpongError
 from pingpong_client import AsyncClient
 from runs import append_line, read_lines
 from supervisor_meter import bell_connections, descriptors, memory_mib, read_cpu, sweeper_pid
 
 _PROGRAM = str(Path(__file__).with_name("forked_workers.py"))
+_PING_S = 2.0
+"""How long a chain may be silent, in model time, before its client asks for it."""
 _CLIENTS = 8
 """Connections that the load is spread over: one client may have only so much unread."""
 
@@ -54,10 +56,18 @@ async def measure(settings: GroupsSettings, options: argparse.Namespace) -> Grou
         if options.calibrate:
             await _measure_engine(settings, Path(private))
         begun = asyncio.get_running_loop().time()
-        async with local_daemon(config, program=[_PROGRAM]) as folder:
+        pauses: list[float] = []
+
+        def note(event: LogEvent) -> None:
+            if event.get("event") == "collected":
+                pauses.append(event["ms"])
+
+        async with local_daemon(config, program=[_PROGRAM], on_event=note) as folder:
             start_s = asyncio.get_running_loop().time() - begun
             print(f"{settings.groups} groups serve after {start_s:.0f} s", file=sys.stderr)
-            clients = [AsyncClient(folder, timeout_s=120) for _ in range(_CLIENTS)]
+            clients = [
+                AsyncClient(folder, timeout_s=120, ping_s=_PING_S * settings.time_scale) for _ in range(_CLIENTS)
+            ]
             for client in clients:
                 await client.__aenter__()
             try:
@@ -70,6 +80,7 @@ async def measure(settings: GroupsSettings, options: argparse.Namespace) -> Grou
                 idle_status_ms = await status_times(folder, options.idle_seconds)
                 idle = read_cpu(status.pid, workers, others).since(idle_from)
 
+                pauses.clear()
                 load = Load(clients, maker, options.mode)
                 busy_from = read_cpu(status.pid, workers, others)
                 pinging = asyncio.create_task(status_times(folder, seconds))
@@ -87,6 +98,7 @@ async def measure(settings: GroupsSettings, options: argparse.Namespace) -> Grou
                     busy=busy,
                     idle_status_ms=idle_status_ms,
                     status_ms=await pinging,
+                    collections_ms=pauses,
                     supervisor_mib=memory_mib(status.pid)[0],
                     supervisor_descriptors=descriptors(status.pid),
                     worker_mib=[memory_mib(pid) for pid in workers[:: max(1, len(workers) // 8)]],

@@ -101,9 +101,11 @@ class Intake:
         _check_options(options, limits[0].sessions)
         reads = reads_of(chain)
         # Placement is asked once now, so that what cannot be placed is refused, and again when the chain starts. A
-        # group whose worker is just being replaced counts: it will be back.
-        any_prompts = ChainShape(reads, (("", 0),) * len(reads))
-        place(any_prompts, options.mode, self._hop_room.standing(), 0, options.group)
+        # group whose worker is just being replaced counts: it will be back. What may run anywhere need not ask: with
+        # hundreds of groups, views of them all were a tenth of what a chain costs.
+        if options.group is not None or options.mode in ("ping-pong", "overlap"):
+            any_prompts = ChainShape(reads, (("", 0),) * len(reads))
+            place(any_prompts, options.mode, self._hop_room.standing(), 0, options.group)
         kept = exact(
             options.exactness or chain.exactness or self.config.exactness,
             mode=options.mode,
