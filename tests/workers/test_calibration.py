@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import EngineFigures, Sampling
-from pingpong_worker.calibration import calibrate, next_append, next_length, percentile, usual
+from pingpong_worker.calibration import calibrate
+from pingpong_worker.calibration_sizes import next_append, next_length
 from pingpong_worker.calibrator import Calibrator
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.figures_file import FiguresKind, figures_kind, figures_path, load_figures, save_figures
 from pingpong_worker.simulated_engine import SimulatedEngine
-from pingpong_worker.timed_answer import Arrivals
+from pingpong_worker.timed_answer import Arrivals, percentile, usual
 from virtual_model import VirtualModel, virtual_engine, worker_config
 
 GPU = SimulatedSettings(step_ms=8.0, row_us=50.0, context_ns=1.0, max_model_len=40_960, kv_tokens=100_000)

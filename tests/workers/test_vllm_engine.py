@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from pingpong_bus.errors import ConfigError, EngineError
 from pingpong_bus.messages import DecodePace, Sampling, SessionKind
+from pingpong_worker import calibration, calibration_sizes
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Session
 from pingpong_worker.resuming import sampling_after
@@ -304,6 +305,24 @@ async def test_an_append_that_is_held_back_beside_a_decode_and_then_cancelled_le
         assert answer.cached_tokens % vllm_engine.limits.block_size == 0
     await vllm_engine.reset_prefix_cache()
     assert (await ask(vllm_engine, prompt=prompt)).ids == answer.ids
+
+
+async def test_it_is_measured_with_appends_beside_a_decode(
+    vllm_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration_sizes, "_LONGEST_PREFILL_S", 1e-6)
+    monkeypatch.setattr(calibration_sizes, "_BESIDE_STEPS", 2)
+    monkeypatch.setattr(calibration, "_TOGETHER", (2,))
+    monkeypatch.setattr(calibration, "_BUDGET_S", 120.0)
+    before = vllm_engine.scheduler_state()
+    figures = await calibration.calibrate(vllm_engine, (2.0,))
+    assert [tokens for tokens, _ in figures.prefill] == [64], "none takes so little time"
+    assert [(cached, rest) for cached, rest, _ in figures.finalize] == [(64, 8), (64, 64)]
+    assert [answers for answers, _ in figures.batch] == [2]
+    after = vllm_engine.scheduler_state()
+    assert after is not None
+    rode = after.append_tokens - (before.append_tokens if before else 0)
+    assert rode >= sum(one.tokens for one in figures.beside) > 0
 
 
 async def test_streaming_input_is_granted_only_where_it_is_safe(vllm_engine: VllmEngine) -> None:

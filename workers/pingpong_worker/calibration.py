@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,15 +22,10 @@ from typing import Final
 
 from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import BesideFigure, DecodePace, EngineFigures, Sampling
+from pingpong_worker.calibration_sizes import next_append, next_length
 from pingpong_worker.engine import Engine, Session
-from pingpong_worker.timed_answer import Arrivals, TimedAnswer
+from pingpong_worker.timed_answer import Arrivals, TimedAnswer, percentile, usual
 
-_PREFILLS: Final = (64, 256, 1024, 4096, 12288, 32768, 98304)
-"""Tokens of the prompts whose prefill is timed."""
-_LONGEST_PREFILL_S = 2.0
-"""None that should take longer, in proportion to the last, is tried; attention makes that three seconds on a CPU."""
-_WORTHWHILE = 1.5
-"""Times the longest prompt so far: a last one that is no longer than this tells nothing new."""
 _REPEATS = 3
 _REPEATED_BELOW_S = 0.5
 """What has taken so long is not measured again; else the median of all counts."""
@@ -50,9 +44,6 @@ _ENOUGH_S = 0.7
 """An answer of a slow engine is not waited for any longer, once so many tokens have come."""
 _FIRST_APPEND = 16
 """Tokens; the scheduler's patience with appends that get nothing grants them in one step."""
-_MOST_APPENDED = 4096
-_BESIDE_STEPS = 24
-"""Steps of the decode, while a long enough append is computed."""
 _LONGEST_APPEND_S = 4.0
 _MOST_ANSWERED = 256
 """Tokens of a decode that has to last as long as the appends beside it; as many as answers have, for a scheduler of
@@ -77,47 +68,6 @@ async def calibrate(engine: Engine, paces: Sequence[float] = (DecodePace().itl_r
     figures = await _Calibration(engine, paces).run()
     await engine.reset_prefix_cache()
     return figures
-
-
-def next_length(tokens: int, seconds: float, most: int) -> int | None:
-    """Tokens of the next longer prompt to prefill; None where that would take too long, or tell nothing new.
-
-    Args:
-        tokens: of the longest so far; 0 before the first.
-        seconds: that it took.
-        most: what the engine holds.
-    """
-    longer = next((one for one in _PREFILLS if one > tokens), most)
-    if seconds > 0:
-        longer = min(longer, int(tokens * _LONGEST_PREFILL_S / seconds))
-    longer = min(longer, most)
-    return longer if longer > _WORTHWHILE * tokens else None
-
-
-def next_append(tokens: int, steps: int, room: int) -> int | None:
-    """Tokens of the next append beside a decode; None where the last tells as much.
-
-    Args:
-        tokens: of the last.
-        steps: of the decode that it lasted.
-        room: tokens that the engine has room for.
-    """
-    if steps >= _BESIDE_STEPS:
-        return None
-    more = math.ceil(tokens * 1.25 * _BESIDE_STEPS / max(1, steps))
-    longer = min(_MOST_APPENDED, room, max(2 * tokens, min(8 * tokens, more)))
-    return longer if longer > tokens else None
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The least value that `share` of them do not exceed; 0 where there are none."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0
-
-
-def usual(values: Sequence[float]) -> float:
-    """The mean of the middle half of some values, at least one: a machine may have done something else meanwhile."""
-    cut = len(values) // 4
-    return fmean(sorted(values)[cut : len(values) - cut])
 
 
 class _Calibration:
@@ -150,9 +100,11 @@ class _Calibration:
             for context in sorted({short, middle, long} - {0})
             for rest in _RESTS
         ]
-        beside = [await self._beside(context, short, pace) for pace in self._paces[:1] for context in {0, long}]
+        beside = [await self._beside(context, short, pace) for pace in self._paces[:1] for context in sorted({0, long})]
         batch = [(answers, await self._together(answers, short)) for answers in _TOGETHER]
-        beside += [await self._beside(context, short, pace) for pace in self._paces[1:] for context in {0, long}]
+        beside += [
+            await self._beside(context, short, pace) for pace in self._paces[1:] for context in sorted({0, long})
+        ]
         steps_ms = decode[short].steps_ms()
         return EngineFigures(
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),

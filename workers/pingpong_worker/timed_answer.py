@@ -1,4 +1,4 @@
-"""An answer whose tokens nobody reads but the clock."""
+"""An answer whose tokens nobody reads but the clock, and what its steps took."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from statistics import fmean
 from types import TracebackType
 
 from pingpong_bus.messages import Sampling
@@ -128,3 +129,14 @@ class TimedAnswer:
             async for output in outputs:
                 self.arrivals.add(time.monotonic(), len(output.ids))
                 self._changed.set()
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least value that `share` of them do not exceed; 0 where there are none."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0
+
+
+def usual(values: Sequence[float]) -> float:
+    """The mean of the middle half of some values, at least one: a machine may have done something else meanwhile."""
+    cut = len(values) // 4
+    return fmean(sorted(values)[cut : len(values) - cut])
