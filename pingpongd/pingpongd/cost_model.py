@@ -8,7 +8,7 @@ engines were not measured for: two busy engines that share cores, say. That is w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -57,10 +57,13 @@ class Cost(NamedTuple):
 class CostModel:
     """Predicts placements at one moment: its load, and what its prefix caches hold."""
 
-    def __init__(self, views: Sequence[GroupView], others: Sequence[RunningChain] = ()) -> None:
+    def __init__(
+        self, views: Sequence[GroupView], others: Sequence[RunningChain] = (), costs: EngineCosts | None = None
+    ) -> None:
         """Args:
         views: the groups; those without figures are never predicted for.
         others: the chains that run now, the latest last.
+        costs: kept from one moment to the next.
         """
         self._views = {view.name: view for view in views}
         self._others = others
@@ -71,7 +74,7 @@ class CostModel:
             if all(name in self._views and usable(self._views[name].figures) for name in left):
                 for name in left:
                     self._touching.setdefault(name, []).append(at)
-        self._costs: dict[str, EngineCost] = {}
+        self._costs = costs if costs is not None else EngineCosts()
         self._undisturbed: dict[tuple[int, ...], float] = {}
         """When the others end, all together, without the chain; by their places in the list."""
 
@@ -111,12 +114,28 @@ class CostModel:
     def _seen(self, at: int) -> tuple[Placement, Sequence[AgentProgress]]:
         return self._others[at].placement, self._others[at].agents
 
+    def busy(self, groups: Iterable[str]) -> bool:
+        """Whether other chains run on any of the groups."""
+        return any(name in self._touching for name in groups)
+
     def _cost(self, group: str) -> EngineCost:
-        if group not in self._costs:
-            figures = self._views[group].figures
-            assert figures is not None  # noqa: S101 - said of `groups`, and seen to in `_beside`
-            self._costs[group] = EngineCost(figures)
-        return self._costs[group]
+        figures = self._views[group].figures
+        assert figures is not None  # noqa: S101 - said of `groups`, and seen to where others are noted
+        return self._costs.of(group, figures)
+
+
+class EngineCosts:
+    """The costs of engines, made once of the figures that they have."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[EngineFigures, EngineCost]] = {}
+
+    def of(self, group: str, figures: EngineFigures) -> EngineCost:
+        """The costs of a group's engine."""
+        made = self._made.get(group)
+        if made is None or made[0] is not figures:
+            made = self._made[group] = figures, EngineCost(figures)
+        return made[1]
 
 
 def usable(figures: EngineFigures | None) -> bool:
@@ -188,10 +207,10 @@ def _held(shape: ChainShape, index: int, view: GroupView | None) -> int:
     """Tokens of an agent's prefix that a group's cache holds."""
     if shape.isolated or view is None:
         return 0
-    for digest, length in reversed(shape.rungs[index]):
-        if digest in view.held:
-            return length
-    return 0
+    rungs = shape.rungs[index]
+    if rungs[0][0] not in view.held and rungs[-1][0] not in view.held:
+        return 0  # of a prefix that begins with nothing that is held, nothing is
+    return next((length for digest, length in reversed(rungs) if digest in view.held), 0)
 
 
 def _end(tasks: Sequence[Task]) -> float:

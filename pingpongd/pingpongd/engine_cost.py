@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pingpong_bus.messages import EngineFigures
 
@@ -15,6 +16,19 @@ _Point = tuple[float, float]
 _SHORTEST_MS = 1e-6
 _SLOWEST_RIDE = 0.01
 """Appends beside a decode are taken to go on at least at this part of a prefill's speed: no division by nothing."""
+
+
+_STRIDES = 4
+"""Into how many pieces of context a read is cut to look up what it costs beside decodes."""
+_MOST_KNOWN = 4096
+
+
+class Ride(NamedTuple):
+    """Reading a part of a prompt beside decodes."""
+
+    ms: float
+    slowed: float
+    """By what the decodes take longer meanwhile."""
 
 
 class EngineCost:
@@ -30,15 +44,16 @@ class EngineCost:
             self._finalize.setdefault(cached, []).append((float(tokens), ms))
         self._finalize = {cached: _rising(points) for cached, points in sorted(self._finalize.items())}
         self._decode: list[_Point] = _rising([(float(context), ms) for context, ms in figures.decode])
-        alone = max(_SHORTEST_MS, self._decode[0][1])
-        batch = [(float(rows), max(1.0, ms / alone)) for rows, ms in figures.batch]
+        self._shortest_step = max(_SHORTEST_MS, self._decode[0][1])
+        batch = [(float(rows), max(1.0, ms / self._shortest_step)) for rows, ms in figures.batch]
         self._batch: list[_Point] = _rising([(1.0, 1.0), *batch])
+        self._known_rides: dict[tuple[int, int, bool], Ride] = {}
         self._rides: dict[float, list[_Point]] = {}
         self._slowed: dict[float, list[_Point]] = {}
         for figure in sorted(figures.beside, key=lambda figure: (figure.itl_ratio, figure.context)):
             alone = self.read_ms(figure.context, figure.context + figure.tokens)
             speed = min(1.0, max(_SLOWEST_RIDE, alone / figure.append_ms)) if figure.append_ms > 0 else 1.0
-            slowed = max(1.0, figure.decode_ms / max(_SHORTEST_MS, self.decode_ms(figure.context, 1)))
+            slowed = max(1.0, figure.decode_ms / self._shortest_step)  # it was measured at the smallest context
             middle = figure.context + figure.tokens / 2
             self._rides.setdefault(figure.itl_ratio, []).append((middle, speed))
             self._slowed.setdefault(figure.itl_ratio, []).append((middle, slowed))
@@ -74,7 +89,7 @@ class EngineCost:
         The model's weights are read once for all of them, each answer's context by itself: what a context takes beyond
         the smallest that was measured counts for every row.
         """
-        least = self._decode[0][1]
+        least = self._shortest_step
         return least * _on(self._batch, rows) + rows * (_on(self._decode, context) - least)
 
     @property
@@ -82,18 +97,34 @@ class EngineCost:
         """Whether it is known what appends beside decodes cost."""
         return bool(self._rides)
 
-    def ride_speed(self, context: float, *, inner: bool) -> float:
-        """How fast appends at that context are computed beside decodes, as a part of their speed alone.
+    def ride(self, begin: int, end: int, *, inner: bool) -> Ride:
+        """Reading a prompt's tokens from `begin` to `end` beside decodes; as if alone where that is not known.
 
         Args:
-            context: in tokens.
+            begin: in tokens from the prompt's beginning.
+            end: likewise.
             inner: the decodes are all read by other agents, and may be slowed down more; see `BesideFigure.itl_ratio`.
         """
-        return _within(self._at_pace(self._rides, inner), context)
+        if (known := self._known_rides.get((begin, end, inner))) is not None:
+            return known
+        found = self._ride(begin, end, inner)
+        if len(self._known_rides) >= _MOST_KNOWN:
+            self._known_rides.clear()
+        self._known_rides[begin, end, inner] = found
+        return found
 
-    def slowed(self, context: float, *, inner: bool) -> float:
-        """By what a decode's tokens take longer beside appends at that context; see `ride_speed`."""
-        return _within(self._at_pace(self._slowed, inner), context)
+    def _ride(self, begin: int, end: int, inner: bool) -> Ride:
+        alone = self.read_ms(begin, end)
+        if not self._rides or alone <= 0.0:
+            return Ride(alone, 1.0)
+        speeds, factors = self._at_pace(self._rides, inner), self._at_pace(self._slowed, inner)
+        total = slowed = 0.0
+        for at in range(_STRIDES):
+            first, last = begin + (end - begin) * at // _STRIDES, begin + (end - begin) * (at + 1) // _STRIDES
+            part = self.read_ms(first, last) / _within(speeds, (first + last) / 2)
+            total += part
+            slowed += part * _within(factors, (first + last) / 2)
+        return Ride(total, slowed / total) if total > 0.0 else Ride(alone, 1.0)
 
     @staticmethod
     def _at_pace(figures: Mapping[float, list[_Point]], inner: bool) -> list[_Point]:

@@ -77,12 +77,13 @@ class Factors:
         return 1.0
 
 
-def kind_of(shape: ChainShape, prediction: Prediction) -> Kind:
+def kind_of(shape: ChainShape, prediction: Prediction, *, busy: bool) -> Kind:
     """The kind of a chain.
 
     Args:
         shape: its form and lengths.
         prediction: of any placement, without a factor: says how much of its prompts has to be computed.
+        busy: other chains run on its groups.
     """
     return (
         shape.upstreams,
@@ -90,6 +91,7 @@ def kind_of(shape: ChainShape, prediction: Prediction) -> Kind:
         _doublings(shape.outputs),
         _doublings([prediction.prefill_ms + prediction.hidden_ms]),
         shape.grid,
+        busy,
     )
 
 

@@ -159,7 +159,7 @@ def _costs(
     found = list[Cost]()
     for placement, names in candidates(shape, mode, measured, number):
         cost = model.predict(shape, placement, names, done)
-        factor = factors.factor(kind_of(shape, cost.prediction), placement, names)
+        factor = factors.factor(kind_of(shape, cost.prediction, busy=model.busy(names)), placement, names)
         found.append(Cost(scaled(cost.prediction, factor), cost.delay_ms))
     return found
 

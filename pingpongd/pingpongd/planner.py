@@ -18,7 +18,7 @@ from pingpong_bus.messages import Mode, Prediction
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import Phase
 from pingpongd.chain_state import Stage as ChainStage
-from pingpongd.cost_model import AgentProgress, CostModel, RunningChain, scaled
+from pingpongd.cost_model import AgentProgress, CostModel, EngineCosts, RunningChain, scaled
 from pingpongd.drift import Drift
 from pingpongd.factors import Factors, kind_of
 from pingpongd.hop_room import HopRoom
@@ -64,6 +64,7 @@ class Planner:
         """
         self._room = room
         self._factors = Factors()
+        self._costs = EngineCosts()
         self._drifts: dict[str, Drift] = {}
         self._runs: dict[str, _Run] = {}
         self._planned: dict[str, CostModel] = {}
@@ -158,7 +159,7 @@ class Planner:
         return (msgspec.structs.replace(plan, why=fewer) if fewer else plan), model
 
     def _model(self, views: Sequence[GroupView]) -> CostModel:
-        return CostModel(views, [_running(run.record) for run in self._runs.values()])
+        return CostModel(views, [_running(run.record) for run in self._runs.values()], self._costs)
 
     def _hindsight_ms(self, run: _Run, prediction: Prediction) -> float:
         """What would have been predicted had the lengths of the outputs been known."""
@@ -171,7 +172,7 @@ class Planner:
         return cost.prediction.e2e_ms * prediction.factor
 
     def _learn(self, record: ChainRecord, run: _Run, prediction: Prediction, ratio: float) -> None:
-        kind = kind_of(record.shape, scaled(prediction, 1.0 / prediction.factor))
+        kind = kind_of(record.shape, scaled(prediction, 1.0 / prediction.factor), busy=run.load > 0)
         self._factors.learn(kind, prediction.placement, run.groups, ratio)
         if prediction.placement != "serial" or run.load or record.shape.grid is not None:
             return  # prompts that are cut on a grid take longer than those that were measured

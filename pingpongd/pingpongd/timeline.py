@@ -2,8 +2,8 @@
 
 Agents are walked through as tasks, from one event to the next; between two events everything goes on evenly:
 
-- A prompt whose answer is waited for has its group's engine to itself; others queue behind it, and decodes stand still
-  but for a token, as an engine's step computes whole chunks of it.
+- A prompt whose answer is waited for has its group's engine to itself; others queue behind it, and share what a prompt
+  of one token takes. Decodes stand still but for a token, as an engine's step computes whole chunks of it.
 - Decodes of a group share its steps.
 - What is read ahead goes on at full speed where nothing decodes. Beside decodes it rides at the measured speed and
   slows them by the measured factor; where no such figures are, it is computed like a prompt that is waited for.
@@ -18,12 +18,10 @@ from enum import IntEnum
 from math import inf
 from typing import NamedTuple
 
-from pingpongd.engine_cost import EngineCost
+from pingpongd.engine_cost import EngineCost, Ride
 
 _BLOCK = 16
 """Cache hits are whole blocks of tokens."""
-_STRIDES = 4
-"""Into how many pieces of context a read is cut to look up what it costs beside decodes."""
 _NOTHING = 1e-9
 
 
@@ -45,14 +43,6 @@ class Piece(NamedTuple):
     """In tokens from the prompt's beginning."""
     after: tuple[Task, ...]
     """Those that have to have ended before it is known."""
-
-
-class Ride(NamedTuple):
-    """Reading a piece beside decodes."""
-
-    ms: float
-    slowed: float
-    """By what the decodes take longer meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +93,8 @@ class Task:
     begin: float = 0.0
     end: int = 0
     """Tokens of the piece that it reads."""
+    shared: float = 0.0
+    """Of its last part, milliseconds that are no more where the prompt before it in the queue has paid for them."""
     rate: float = 0.0
     """Of `left`, per ms."""
 
@@ -284,22 +276,9 @@ def _go_on_reading(task: Task, cost: EngineCost, now: float) -> None:
             return
         task.begin, task.end, task.left = task.read, piece.end, 1.0
         task.full_ms = max(_NOTHING, cost.read_ms(int(task.read), piece.end))
-        task.rides = _riding(task, cost, inner=False), _riding(task, cost, inner=True)
+        begin = int(task.read)
+        task.rides = cost.ride(begin, piece.end, inner=False), cost.ride(begin, piece.end, inner=True)
         return
-
-
-def _riding(task: Task, cost: EngineCost, *, inner: bool) -> Ride:
-    """What the piece takes beside decodes; as if alone where that is not known."""
-    if not cost.rides:
-        return Ride(task.full_ms, 1.0)
-    stride, total, slowed = (task.end - task.begin) / _STRIDES, 0.0, 0.0
-    for at in range(_STRIDES):
-        begin = task.begin + at * stride
-        middle = begin + stride / 2
-        part = cost.read_ms(int(begin), int(begin + stride)) / cost.ride_speed(middle, inner=inner)
-        total += part
-        slowed += part * cost.slowed(middle, inner=inner)
-    return Ride(total, slowed / total) if total > 0 else Ride(task.full_ms, 1.0)
 
 
 def _take_read(task: Task) -> None:
@@ -316,6 +295,7 @@ def _finalize(task: Task, cost: EngineCost, now: float) -> None:
     task.stage = Stage.FINAL
     task.ready = max(task.ready, now if task.started < now else task.ready)
     task.left = max(_NOTHING, cost.first_token_ms(read, task.prompt - read))
+    task.shared = min(task.left, cost.first_token_ms(read, 1))
 
 
 def _set_rates(group: _Group) -> None:
@@ -348,7 +328,9 @@ def _complete(task: Task, group: _Group, now: float) -> None:
     elif task.stage is Stage.FINAL:
         task.first, task.stage = now, Stage.WRITING
         for other in group.tasks:
-            if other.stage is Stage.WRITING:  # a token of each came with the last step of the prompt
+            if other.stage is Stage.FINAL:  # the step of a short prompt had room for it
+                other.left, other.shared = max(other.left - other.shared, _NOTHING), 0.0
+            elif other.stage is Stage.WRITING:  # a token of each came with the last step of the prompt
                 other.left = max(other.left - 1, _NOTHING) if other is not task else max(task.output - 1, _NOTHING)
     else:
         task.ended, task.stage = now, Stage.ENDED
