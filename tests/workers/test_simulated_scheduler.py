@@ -93,6 +93,19 @@ def test_an_abort_while_a_step_is_computed_gives_no_reply() -> None:
     assert scheduler.plan() is None
 
 
+def test_what_a_step_computes_for_an_aborted_request_stays_cached() -> None:
+    scheduler = SimulatedScheduler(settings())
+    ids = list(range(200))
+    scheduler.add(Chunk("a", ids, None, None))
+    step = scheduler.plan()
+    assert step is not None
+    scheduler.abort("a")
+    scheduler.commit(step)
+    scheduler.add(Chunk("b", ids, None, sampling(1)))
+    (_, tokens), *_ = scheduler.plan().rows  # type: ignore[union-attr]
+    assert tokens < len(ids) - sum(count for _, count in step.rows) + settings().block_size + 1
+
+
 Requests = list[tuple[list[int], int, list[int], str | None]]
 
 

@@ -103,13 +103,14 @@ class SimulatedScheduler:
         return Step(duration_s, rows, self._state(view, grant, duration_s, appended) if decodes else None)
 
     def commit(self, step: Step) -> list[Reply]:
-        """Carry out a planned step once its duration has passed; requests aborted since are skipped."""
+        """Carry out a planned step once its duration has passed.
+
+        Of a request aborted since, what the step has computed stays in the prefix cache, as in vLLM.
+        """
         replies: list[Reply] = []
         for request, tokens in step.rows:
-            if request.ended:
-                continue
             self._compute(request, tokens)
-            if request.left:
+            if request.ended or request.left:
                 continue
             if request.sampling is None:
                 replies.append(Computed(request.id))
