@@ -198,7 +198,7 @@ class DecodeFirst:
 
         def cost(tokens: int, extra: float) -> float:
             left = view.append_tokens - steps * tokens
-            return steps * extra + left * own if left > 0 else math.ceil(view.append_tokens / tokens) * extra
+            return steps * extra + left * own if left > 0 else view.append_tokens / tokens * extra
 
         costs = [(tokens, cost(tokens, extra)) for tokens, extra in extras]
         least = min(costs, key=lambda pair: pair[1])[1]
