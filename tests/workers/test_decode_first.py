@@ -244,7 +244,7 @@ class H200:
         (False, 1.5, 12288, 64, 191),  # not through in time by 127 a step, and 64 more cost less than a prefill would
         (True, 1.9, 12288, 64, 127),  # here they would cost more
         (False, 1.5, 31, 256, 31),
-        (False, 1.5, 150, 256, 31),  # in five steps, which together cost less than one with all of it
+        (False, 1.5, 150, 256, 127),  # in two steps, which together cost less than one with all of it
     ],
 )
 def test_what_rides_costs_the_decodes_as_little_as_possible(
