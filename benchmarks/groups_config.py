@@ -46,7 +46,8 @@ def stretched(settings: SimulatedSettings, tokens: int, time_scale: float) -> Si
 
 
 def groups_toml(settings: GroupsSettings, calibrate: bool) -> str:
-    """A configuration file. Heartbeats are as far apart in model time as they are in real time."""
+    """A configuration file. Heartbeats come every second of real time: so the idle daemon is in real time whatever
+    the scale."""
     top = {
         "instance": "many-groups",
         "engine": "simulated",
@@ -56,7 +57,7 @@ def groups_toml(settings: GroupsSettings, calibrate: bool) -> str:
     }
     # Beside a decode step that stands for eight a whole prefill seems cheap, so that `auto` would take overlap for all.
     decode_first = {"enabled": settings.token_stretch == 1}
-    watch = {"heartbeat_s": settings.time_scale, "misses": 30, "stall_s": 600.0}  # nothing here is to be restarted
+    watch = {"heartbeat_s": 1.0, "misses": 60, "stall_s": 600.0}  # a machine that is busy is no reason to restart
     lines = [*_keys(top), "[decode_first]", *_keys(decode_first), "[watch]", *_keys(watch), "[simulated]"]
     lines += _keys({key: value for key, value in msgspec.to_builtins(settings.timing).items() if value is not None})
     for index in range(settings.groups):

@@ -64,9 +64,9 @@ class GroupsRow(msgspec.Struct, frozen=True, kw_only=True):
     supervisor_cpu_s: dict[str, float]
     """In these seconds, by thread."""
     idle_cpu_ms_per_group_second: float
-    """Of the supervisor without chains, per group and second of model time: heartbeats."""
+    """Of the supervisor without chains, per group and second: heartbeats, and looks at who beats."""
     cpu_ms_per_chain: float
-    """Of the supervisor, without what it uses when idle."""
+    """Of the supervisor, without what it uses when idle and asked for `status` as often."""
     cpu_ms_per_hop: float
     chains_per_s: float
     """That such a load comes to in real time, by the timing model."""
@@ -123,6 +123,7 @@ def summarize(
     calibrated: bool,
     load_share: float,
     start_s: float,
+    quiet: CpuReading,
     idle: CpuReading,
     busy: CpuReading,
     idle_status_ms: Sequence[float],
@@ -133,17 +134,24 @@ def summarize(
     worker_mib: Sequence[tuple[float, float]],
     bells: dict[str, int],
 ) -> GroupsRow:
-    """Boil a run down to a row."""
+    """Boil a run down to a row.
+
+    Args:
+        quiet: what was used without chains.
+        idle: the same while `status` was asked for, as it was under load.
+        busy: what was used under load.
+    """
     scale, results = settings.time_scale, [one.result for one in load.finished]
     chains, hops = max(1, len(results)), max(1, len(results) * size.agents)
     idle_share, total_s = sum(idle.supervisor.values()) / idle.at_s, sum(busy.supervisor.values())
     chain_cpu_s = max(0.0, total_s - idle_share * busy.at_s)
+    quiet_share = sum(quiet.supervisor.values()) / quiet.at_s
     loop_share = busy.supervisor["loop"] / total_s
     heard = sum(count for kind, count in load.events.items() if kind not in ("started", "ended"))
     tokens = sum(agent.output_tokens for result in results for agent in result.agents)
     model_ms = expected_chain_ms(settings, size)
     chains_per_s = settings.groups * load_share / model_ms * 1e3 * scale
-    cores = chain_cpu_s / chains * chains_per_s + idle_share * scale
+    cores = chain_cpu_s / chains * chains_per_s + quiet_share
     return GroupsRow(
         groups=settings.groups,
         time_scale=scale,
@@ -159,7 +167,7 @@ def summarize(
         start_s=round(start_s, 1),
         seconds=round(busy.at_s, 1),
         supervisor_cpu_s={name: round(used, 2) for name, used in busy.supervisor.items()},
-        idle_cpu_ms_per_group_second=round(idle_share * 1e3 * scale / settings.groups, 4),
+        idle_cpu_ms_per_group_second=round(quiet_share * 1e3 / settings.groups, 4),
         cpu_ms_per_chain=round(chain_cpu_s * 1e3 / chains, 2),
         cpu_ms_per_hop=round(chain_cpu_s * 1e3 / hops, 2),
         chains_per_s=round(chains_per_s, 2),
@@ -168,7 +176,7 @@ def summarize(
         loop_waited_s=round(busy.loop_waited, 2),
         real_time_groups=round(settings.groups * _ROOM / (cores * loop_share)),
         messages_per_chain=round(heard / chains, 1),
-        messages_per_s=round(heard / busy.at_s + settings.groups / scale, 1),
+        messages_per_s=round(heard / busy.at_s + settings.groups, 1),
         accepted_ms=Spread.of([one.accepted_ms for one in load.finished]),
         queued_ms=Spread.of([one.queued_ms for one in load.finished]),
         dispatch_ms=Spread.of([late for result in results for late in dispatch_times(result)]),

@@ -7,8 +7,9 @@ The engines take what an H200 takes (`h200_simulated.toml`); the daemon is the p
 its workers fit one machine). Chains of five agents arrive at random, as many as keep one running for every two groups.
 Two things keep a machine with few cores from being what is measured, and every row has both:
 
-- `time_scale`: model time is so many times as long as real time. The supervisor's work for a chain, a hop, a text or a
-  heartbeat stays what it is; only less of it comes in a second. What it would use in real time is its use times this.
+- `time_scale`: model time is so many times as long as real time. The supervisor's work for a chain, a hop or a text
+  stays what it is; only less of it comes in a second. What it would use in real time is what it uses for a chain, times
+  the chains that would come, and what it uses when idle: heartbeats come every second of real time.
 - `token_stretch`: a token stands for so many, is decoded in as many times the time, and answers have as many times
   fewer. The supervisor hears of text at intervals and not of tokens, so that its messages stay the same but for
   appends, of which fewer come. The workers have that much less to do. Above 1 no chain overlaps on one group.
@@ -76,9 +77,11 @@ async def measure(settings: GroupsSettings, options: argparse.Namespace) -> Grou
                 sweeper = sweeper_pid(status.pid)
                 others = {"sweeper": sweeper} if sweeper else {}
 
+                quiet_from = read_cpu(status.pid, workers, others)
+                await asyncio.sleep(options.idle_seconds)
                 idle_from = read_cpu(status.pid, workers, others)
                 idle_status_ms = await status_times(folder, options.idle_seconds)
-                idle = read_cpu(status.pid, workers, others).since(idle_from)
+                quiet, idle = idle_from.since(quiet_from), read_cpu(status.pid, workers, others).since(idle_from)
 
                 pauses.clear()
                 load = Load(clients, maker, options.mode)
@@ -94,6 +97,7 @@ async def measure(settings: GroupsSettings, options: argparse.Namespace) -> Grou
                     calibrated=options.calibrate,
                     load_share=options.load,
                     start_s=start_s,
+                    quiet=quiet,
                     idle=idle,
                     busy=busy,
                     idle_status_ms=idle_status_ms,
