@@ -73,6 +73,6 @@ class Calibrator:
 
     def give_way(self) -> None:
         """End a run that is under way: somebody wants the engine."""
-        if self._run is not None:
+        if self._run is not None and not self._gave_way:  # a second cancellation would interrupt its cleaning up
             self._gave_way = True
             self._run.cancel()
