@@ -277,7 +277,9 @@ class SimulatedEngine:
             case Scheduled(state):
                 self._state = state
             case CacheReset():
-                self._resets.pop(0).set_result(None)
+                done = self._resets.pop(0)
+                if not done.done():  # nobody waits for it any more
+                    done.set_result(None)
             case Computed(request):
                 if inbox := self._inboxes.get(request):
                     inbox.put_nowait(reply)
