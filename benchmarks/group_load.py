@@ -88,12 +88,12 @@ class Load:
         self._mode = mode
 
     async def poisson(self, per_s: float, seconds: float, seed: int = 0) -> None:
-        """Submit chains at random times, `per_s` in the mean, and wait until all have ended."""
+        """Submit chains at random times, one at least and `per_s` in the mean, and wait until all have ended."""
         draw = random.Random(seed)
         begun = time.monotonic()
         at, number = 0.0, 0
         async with asyncio.TaskGroup() as group:
-            while (at := at + draw.expovariate(per_s)) < seconds:
+            while (at := at + draw.expovariate(per_s)) < seconds or number == 0:
                 chain = self._maker.chain(number)
                 await asyncio.sleep(begun + at - time.monotonic())
                 group.create_task(self._run(chain, self._clients[number % len(self._clients)]))

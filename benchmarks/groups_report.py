@@ -146,7 +146,7 @@ def summarize(
     idle_share, total_s = sum(idle.supervisor.values()) / idle.at_s, sum(busy.supervisor.values())
     chain_cpu_s = max(0.0, total_s - idle_share * busy.at_s)
     quiet_share = sum(quiet.supervisor.values()) / quiet.at_s
-    loop_share = busy.supervisor["loop"] / total_s
+    loop_share = busy.supervisor["loop"] / max(total_s, 1e-9)
     heard = sum(count for kind, count in load.events.items() if kind not in ("started", "ended"))
     tokens = sum(agent.output_tokens for result in results for agent in result.agents)
     model_ms = expected_chain_ms(settings, size)
@@ -174,7 +174,7 @@ def summarize(
         real_time_cores=round(cores, 3),
         real_time_loop_cores=round(cores * loop_share, 3),
         loop_waited_s=round(busy.loop_waited, 2),
-        real_time_groups=round(settings.groups * _ROOM / (cores * loop_share)),
+        real_time_groups=round(settings.groups * _ROOM / max(cores * loop_share, 1e-9)),
         messages_per_chain=round(heard / chains, 1),
         messages_per_s=round(heard / busy.at_s + settings.groups, 1),
         accepted_ms=Spread.of([one.accepted_ms for one in load.finished]),
