@@ -119,9 +119,7 @@ class CostModel:
         return any(name in self._touching for name in groups)
 
     def _cost(self, group: str) -> EngineCost:
-        figures = self._views[group].figures
-        assert figures is not None  # noqa: S101 - said of `groups`, and seen to where others are noted
-        return self._costs.of(group, figures)
+        return self._costs.of(self._views[group])
 
 
 class EngineCosts:
@@ -130,11 +128,12 @@ class EngineCosts:
     def __init__(self) -> None:
         self._made: dict[str, tuple[EngineFigures, EngineCost]] = {}
 
-    def of(self, group: str, figures: EngineFigures) -> EngineCost:
-        """The costs of a group's engine."""
-        made = self._made.get(group)
-        if made is None or made[0] is not figures:
-            made = self._made[group] = figures, EngineCost(figures)
+    def of(self, view: GroupView) -> EngineCost:
+        """The costs of a group's engine, which has figures."""
+        assert view.figures is not None  # noqa: S101 - groups without figures are never predicted for
+        made = self._made.get(view.name)
+        if made is None or made[0] is not view.figures:
+            made = self._made[view.name] = view.figures, EngineCost(view.figures, paced=view.paced)
         return made[1]
 
 
@@ -208,8 +207,8 @@ def _held(shape: ChainShape, index: int, view: GroupView | None) -> int:
     if shape.isolated or view is None:
         return 0
     rungs = shape.rungs[index]
-    if rungs[0][0] not in view.held and rungs[-1][0] not in view.held:
-        return 0  # of a prefix that begins with nothing that is held, nothing is
+    if not rungs or (rungs[0][0] not in view.held and rungs[-1][0] not in view.held):
+        return 0  # where the beginning is not held, nothing is
     return next((length for digest, length in reversed(rungs) if digest in view.held), 0)
 
 

@@ -34,6 +34,8 @@ class GroupView(msgspec.Struct, frozen=True):
     """Whether its engine holds appends to a budget beside decodes, so that agents may overlap on it."""
     figures: EngineFigures | None = None
     """What its engine was measured to take; None where it was not measured."""
+    paced: bool = True
+    """Whether its scheduler is ours; else stock vLLM holds appends to a number of tokens a step, where `overlap`."""
 
 
 class ChainShape(msgspec.Struct, frozen=True):

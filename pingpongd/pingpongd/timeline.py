@@ -18,7 +18,8 @@ from enum import IntEnum
 from math import inf
 from typing import NamedTuple
 
-from pingpongd.engine_cost import EngineCost, Ride
+from pingpongd.engine_cost import EngineCost
+from pingpongd.ride_cost import Ride
 
 _BLOCK = 16
 """Cache hits are whole blocks of tokens."""
@@ -277,7 +278,7 @@ def _go_on_reading(task: Task, cost: EngineCost, now: float) -> None:
         task.begin, task.end, task.left = task.read, piece.end, 1.0
         task.full_ms = max(_NOTHING, cost.read_ms(int(task.read), piece.end))
         begin = int(task.read)
-        task.rides = cost.ride(begin, piece.end, inner=False), cost.ride(begin, piece.end, inner=True)
+        task.rides = cost.riding.ride(begin, piece.end, inner=False), cost.riding.ride(begin, piece.end, inner=True)
         return
 
 
@@ -310,7 +311,7 @@ def _set_rates(group: _Group) -> None:
     inner = all(task.inner for task in writers)
     for task in readers:
         task.rate = 1.0 / (max(_NOTHING, task.rides[inner].ms if writers else task.full_ms) * len(readers))
-    if not writers or (readers and not group.cost.rides):
+    if not writers or (readers and not group.cost.riding.known):
         return
     context = sum(task.prompt + task.output / 2 for task in writers) / len(writers)
     step = group.cost.decode_ms(context, len(writers))
