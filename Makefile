@@ -1,6 +1,7 @@
 # make demo    set everything up, run the daemon on the embedded CPU engine, show a chain both ways
 # make test    set up and run the tests, real engine included
 # make check   format, lint, types, layers
+# make benchmarks-page    make docs/benchmarks.md, its pictures and the summary from benchmarks/results
 # make clean   remove what the others made (the fetched model stays in the user's cache)
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format clean
+.PHONY: help setup demo test check format benchmarks-page clean
 
 help:
 	@sed -n 's/^# //p' $(MAKEFILE_LIST)
@@ -47,6 +48,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+benchmarks-page: $(STAMP)
+	$(BIN)/python benchmarks/page.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
