@@ -11,7 +11,11 @@
 | scheduling | engine | the step that computes the last of its prompt begins to be scheduled |
 | executing | engine | and is given to the executor |
 | preparing | of the device | the model runner begins with it, where it is the request's first step |
+| added | of the device | its prompt and blocks are with the model runner |
+| prepared | of the device | the step's inputs are |
 | launched | of the device | its kernels are launched; on CPUs the model has run |
+| sampled | of the device | and those of the sampler |
+| planned | of the device | the same for the step after it, where the engine plans ahead |
 | computed | engine | the step's output is there |
 | updated | engine | the scheduler has taken it |
 | received | worker | the first output is back |
@@ -40,12 +44,26 @@ STAGES = (
     "scheduling",
     "executing",
     "preparing",
+    "added",
+    "prepared",
     "launched",
+    "sampled",
+    "planned",
     "computed",
     "updated",
     "received",
 )
 """In their order, but for "sent": its thread may go on after the engine's."""
+
+
+RUNNER_STAGES = {
+    "add_requests": "added",
+    "_update_states": "added",
+    "prepare_inputs": "prepared",
+    "_prepare_inputs": "prepared",
+    "sample_tokens": "sampled",
+}
+"""What is done when a method of vLLM's model runners returns: of the second one, and of the first."""
 
 
 class RequestTrace:
@@ -119,6 +137,7 @@ def trace_engine(folder: Path) -> None:
     decode, preprocess, queue = MsgpackDecoder.decode, EngineCore.preprocess_add_request, EngineCore.add_request
     run = WorkerWrapperBase.execute_model
     wrapped = False
+    runner: _RunnerTrace | None = None
 
     @functools.wraps(decode)
     def timed_decode(self: Any, bufs: Any) -> Any:
@@ -146,19 +165,64 @@ def trace_engine(folder: Path) -> None:
 
     @functools.wraps(run)
     def execute_model(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal runner
         preparing = time.monotonic_ns()
+        if runner is None:
+            runner = _RunnerTrace(trace, self.worker.model_runner)
+        runner.begin(output, preparing)
         result = run(self, output, *args, **kwargs)
-        launched = time.monotonic_ns()
-        for new in output.scheduled_new_reqs:
-            if new.num_computed_tokens + output.num_scheduled_tokens[new.req_id] >= len(new.prompt_token_ids or ()):
-                trace.note(new.req_id, "preparing", preparing)
-                trace.note(new.req_id, "launched", launched)
+        runner.note("launched")
         return result
 
     MsgpackDecoder.decode = timed_decode
     EngineCore.preprocess_add_request = preprocess_add_request
     EngineCore.add_request = add_request
     WorkerWrapperBase.execute_model = execute_model
+
+
+class _RunnerTrace:
+    """What the model runner of a process does in a request's first step, if its prompt ends there."""
+
+    def __init__(self, trace: RequestTrace, runner: Any) -> None:
+        self._trace = trace
+        self._names: list[str] = []
+        """Of the step that is being launched."""
+        self._before: list[str] = []
+        """Of the one before."""
+        for name, stage in RUNNER_STAGES.items():
+            if hasattr(runner, name):
+                setattr(runner, name, self._noted(getattr(runner, name), stage))
+
+    def begin(self, output: Any, preparing_ns: int) -> None:
+        """A step begins."""
+        self._before, self._names = (
+            self._names,
+            [
+                new.req_id
+                for new in output.scheduled_new_reqs
+                if new.num_computed_tokens + output.num_scheduled_tokens[new.req_id] >= len(new.prompt_token_ids or ())
+            ],
+        )
+        for name in self._names:
+            self._trace.note(name, "preparing", preparing_ns)
+
+    def note(self, stage: str) -> None:
+        """A part of it is done."""
+        now = time.monotonic_ns()
+        for name in self._names:
+            self._trace.note(name, stage, now)
+        if stage == "sampled":
+            for name in self._before:
+                self._trace.note(name, "planned", now)
+
+    def _noted(self, method: Callable[..., Any], stage: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            self.note(stage)
+            return result
+
+        return noted
 
 
 def _trace_steps(trace: RequestTrace, scheduler: Any, executor: Any) -> None:
