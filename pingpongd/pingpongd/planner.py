@@ -143,14 +143,14 @@ class Planner:
     def _place(
         self, shape: ChainShape, mode: Mode, group: str | None, number: int, done: frozenset[int]
     ) -> tuple[Plan, CostModel]:
-        ready, standing = self._room.groups(), self._room.standing()
+        ready = self._room.groups()
         views, fewer = ready, ""
         if group is not None:
-            views = ready if group in [view.name for view in ready] else standing
+            views = ready if group in [view.name for view in ready] else self._room.standing()
         elif mode == "overlap" and not any(view.overlap for view in ready):
-            views = standing
+            views = self._room.standing()
         elif mode == "ping-pong" and len(ready) < 2:
-            if len(standing) >= 2:
+            if len(standing := self._room.standing()) >= 2:
                 views = standing
             else:
                 mode, fewer = "serial", "asked for ping-pong, and one group is left"
