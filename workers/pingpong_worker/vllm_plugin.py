@@ -54,6 +54,10 @@ def _change_vllm(*, in_worker: bool) -> None:
         from pingpong_worker.vllm_block_hashes import remember_block_hashes
 
         remember_block_hashes()
+    if not in_worker and os.environ.get("CUDA_VISIBLE_DEVICES"):  # workers on GPUs set it: see `pinning.py`
+        from pingpong_worker.vllm_staged_ids import pack_staged_ids
+
+        pack_staged_ids()
     if (folder := os.environ.get("PINGPONG_TRACE")) is not None:  # see `request_trace.py`
         from pingpong_worker.vllm_trace import trace_engine, trace_worker
 
