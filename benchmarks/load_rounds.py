@@ -107,7 +107,7 @@ class LoadTest:
             )
         )
         makespan_ms = (time.monotonic() - zero) * 1e3 - due_ms[0]
-        others_cores = others.cores()
+        others_cores, cpu_s = others.cores(), others.own_s()
         logs = await side.times.take()
         gaps = {group: Gaps() for group in side.groups}
         for log in logs:
@@ -130,6 +130,7 @@ class LoadTest:
             gaps=gaps,
             missed_tokens=sum(log.missed for log in logs),
             others_cores=round(others_cores, 2),
+            cpu_s=round(cpu_s, 2),
             provenance=self._made_with[side.spec.name],
         )
         self._keep(row)

@@ -140,6 +140,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Whose doorbells were dropped, so that a gap is too long."""
     others_cores: float = 0.0
     """Cores that processes of others kept busy meanwhile: with many, a slow round may be theirs."""
+    cpu_s: float = 0.0
+    """Seconds of cores that all daemons and the load generator used: idle ones use next to nothing."""
     provenance: dict[str, Any] = {}
 
     @property

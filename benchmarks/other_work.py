@@ -34,8 +34,12 @@ class OtherWork:
     def cores(self) -> float:
         """Cores that others kept busy on average, or that the host of a virtual machine kept for itself."""
         wall_s = time.monotonic() - self._began
-        used_s = (_busy_seconds() - self._busy_s) - (self._our_seconds() - self._ours_s)
+        used_s = (_busy_seconds() - self._busy_s) - self.own_s()
         return max(0.0, used_s / wall_s)
+
+    def own_s(self) -> float:
+        """Seconds of cores that what is measured has used; on engines that compute on them, how much work it was."""
+        return self._our_seconds() - self._ours_s
 
     def _our_seconds(self) -> float:
         family: set[psutil.Process] = set()

@@ -41,3 +41,11 @@ def test_work_of_ones_own_children_is_not_that_of_others(busy: subprocess.Popen[
 
 def test_a_number_of_no_process_is_left_out() -> None:
     assert OtherWork([2**22 + os.getpid()]).cores() >= 0.0
+
+
+def test_ones_own_work_is_counted() -> None:
+    others = OtherWork([])
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    assert others.own_s() >= 0.25
