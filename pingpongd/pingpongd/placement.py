@@ -42,7 +42,8 @@ MARGIN = 0.02
 two devices, and of one device at two times, were seen to differ by up to 2.5 %: with warm caches, where there is hardly
 anything to gain, series is then never lost to noise."""
 ALIKE = 0.01
-"""Of placements that cost the same within this part, series is taken, then the one on fewer groups."""
+"""Of placements that cost the same within this part, series is taken, then the one on fewer groups. Where other chains
+run it is `MARGIN`: how they go on is less sure, and every group more is one more to wait for."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -127,7 +128,8 @@ def place(
     costs = _costs(shape, wanted, groups, number, model, factors or Factors(), done)
     if not costs:
         return _by_thumb(shape, wanted, groups, number, asked)
-    best = _choose(shape, costs, groups, number)
+    alike = MARGIN if model.busy(view.name for view in groups) else ALIKE
+    best = _choose(shape, costs, groups, number, alike)
     predictions = sorted((cost.prediction for cost in costs), key=lambda prediction: prediction.e2e_ms)
     taken = best.prediction
     if wanted != "auto":
@@ -164,7 +166,7 @@ def _costs(
     return found
 
 
-def _choose(shape: ChainShape, costs: Sequence[Cost], groups: Sequence[GroupView], number: int) -> Cost:
+def _choose(shape: ChainShape, costs: Sequence[Cost], groups: Sequence[GroupView], number: int, alike: float) -> Cost:
     """The cheapest; of those that are alike the simplest, then the least busy, the warmest, and the k-th."""
     least = min(cost.total_ms for cost in costs)
     series = [cost for cost in costs if cost.prediction.placement == "serial"]
@@ -180,7 +182,7 @@ def _choose(shape: ChainShape, costs: Sequence[Cost], groups: Sequence[GroupView
         busy, held = max(view.hops for view in places), held_tokens(shape, places)
         return cost.prediction.placement != "serial", len(set(names)), busy, -held, order[names[0]]
 
-    return min((cost for cost in costs if cost.total_ms <= least * (1.0 + ALIKE)), key=rank)
+    return min((cost for cost in costs if cost.total_ms <= least * (1.0 + alike)), key=rank)
 
 
 def _why(best: Cost, costs: Sequence[Cost]) -> str:

@@ -21,8 +21,8 @@ LEAST_PRICE, MOST_PRICE = 0.2, 2.0
 """Bounds of the price. What rides has its attention computed in any case, and shares the weights at best; from twice
 the time on our scheduler lets nothing ride."""
 CHEAP = 1.3
-"""Up to this multiple of a step, what rides costs in proportion; beyond it the matrices' next tile makes it dear, though
-a pace may allow more. 149 tokens at 4k of context made a step 1.3 times as long on an H200, 257 twice."""
+"""Up to this multiple of a step, what rides costs in proportion; beyond it the matrices' next tile makes it dear, where
+a pace allows it. 149 tokens at 4k of context made a step 1.3 times as long on an H200, 257 twice."""
 _SLOWEST = 0.01
 """Of the speed alone: no division by nothing."""
 _STRIDES = 4
@@ -51,6 +51,8 @@ class RideCost:
         read_ms: what the tokens of a prompt from one to another take alone.
         step_ms: of the decodes that were measured, alone.
         paced: its scheduler is ours.
+
+        Of several prices at one context the least counts: nothing goes too fast, and much can disturb.
         """
         self._read_ms = read_ms
         self._paced = paced
@@ -68,7 +70,8 @@ class RideCost:
             prices.setdefault(middle, []).append(min(MOST_PRICE, max(LEAST_PRICE, price)))
             speeds.setdefault(middle, []).append(min(1.0, max(_SLOWEST, alone / figure.append_ms)))
             slowed.setdefault(middle, []).append(factor)
-        self._prices, self._speeds, self._slowed = _means(prices), _means(speeds), _means(slowed)
+        self._prices = [(context, min(found)) for context, found in sorted(prices.items())]
+        self._speeds, self._slowed = _means(speeds), _means(slowed)
 
     @property
     def known(self) -> bool:

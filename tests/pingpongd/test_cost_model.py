@@ -145,7 +145,7 @@ def test_chains_that_come_together_spread_over_the_groups_and_are_never_worse_of
                 views = [group("a", hops=loads[0]), group("b", hops=loads[1])]
                 others.append(running(shape, place(shape, mode, views, number, model=CostModel(views, others))))
             loads = [sum(agent.group == name for one in others for agent in one.agents) for name in "ab"]
-            assert abs(loads[0] - loads[1]) <= len(shapes) * 5 * 0.2, "one group has most of the load"
+            assert abs(loads[0] - loads[1]) <= len(shapes) * 5 * 0.4, "one group has most of the load"
             # The last of them, beside all others.
             model = CostModel([group("a"), group("b")], others[:-1])
             last = model.predict(shapes[-1], others[-1].placement, [agent.group for agent in others[-1].agents])
