@@ -2,11 +2,13 @@
 
     python benchmarks/forked_workers.py --config many.toml        (flags as those of pingpongd)
 
-The supervisor is the product's, unchanged; so is the worker, but for three things. It is forked from a process that
+The supervisor is the product's, unchanged; so is the worker, but for four things. It is forked from a process that
 has imported everything, so that workers share most of their memory. The simulated engine's model runs in the worker's
 event loop (`inline_model.py`) and not in a child process. Where `simulated.time_scale` makes model time longer than
 real time, the worker's own intervals (of text, and of looks at logs whose doorbell was lost) are as many times as long,
-so that the supervisor gets as many messages for a token as in real time.
+so that the supervisor gets as many messages for a token as in real time. And it leaves the cores to the supervisor where
+both want one, and does not look through /proc for processes of its engine, of which there are none: with hundreds of
+workers on one machine, that look would take most of it.
 
 How a forked worker becomes a child of the supervisor, whose pid the supervisor checks: the fork server forks twice, and
 the supervisor is a subreaper, so that the kernel gives it the orphan.
@@ -31,7 +33,7 @@ import msgspec
 
 from inline_model import InlineModel
 from pingpong_bus import subscriber
-from pingpong_worker import answer
+from pingpong_worker import answer, heartbeat
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.main import read_config
 from pingpong_worker.parent_death import die_with_parent
@@ -45,6 +47,7 @@ from pingpongd.worker_spawn import WorkerSpawn
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES = 1 << 17
 _ADOPTION_S = 10.0
+_NICE = 5
 
 
 class Order(msgspec.Struct):
@@ -154,6 +157,8 @@ def _run_worker(supervisor: int) -> int:
     if not die_with_parent(supervisor):
         return 1
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    os.nice(_NICE)
+    heartbeat._FAMILY_BEATS = sys.maxsize
     answer.TEXT_INTERVAL_S *= config.simulated.time_scale
     subscriber.SWEEP_SECONDS *= config.simulated.time_scale
     return asyncio.run(_work(config))

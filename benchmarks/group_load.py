@@ -18,6 +18,7 @@ from pingpong_bus.messages import ChainResult, Mode, SubmitOptions
 from pingpong_client import AsyncClient
 
 _PING_S = 0.5
+_TIMEOUT_S = 120.0
 _POOL_TOKENS = 1 << 17
 
 
@@ -122,7 +123,7 @@ class Load:
 
 async def _ping(folder: Path, stop: asyncio.Event) -> list[float]:
     found = []
-    async with AsyncClient(folder) as client:
+    async with AsyncClient(folder, timeout_s=_TIMEOUT_S) as client:
         while not stop.is_set():
             begun = time.monotonic()
             await client.status()
