@@ -2,13 +2,14 @@
 
     python benchmarks/forked_workers.py --config many.toml        (flags as those of pingpongd)
 
-The supervisor is the product's, unchanged; so is the worker, but for four things. It is forked from a process that
-has imported everything, so that workers share most of their memory. The simulated engine's model runs in the worker's
-event loop (`inline_model.py`) and not in a child process. Where `simulated.time_scale` makes model time longer than
-real time, the worker's own intervals (of text, and of looks at logs whose doorbell was lost) are as many times as long,
-so that the supervisor gets as many messages for a token as in real time. And it leaves the cores to the supervisor where
-both want one, and does not look through /proc for processes of its engine, of which there are none: with hundreds of
-workers on one machine, that look would take most of it.
+The supervisor is the product's, unchanged. So is the worker, but for this:
+
+- It is forked from a process that has imported everything, so that workers share most of their memory.
+- The simulated engine's model runs in the worker's event loop (`inline_model.py`) and not in a child process.
+- Where `simulated.time_scale` makes model time longer than real time, the worker's own intervals (of text, and of looks
+  at logs whose doorbell was lost) are as many times as long: the supervisor gets as many messages as in real time.
+- It leaves the cores to the supervisor where both want one, and does not look through /proc for processes of its
+  engine, of which there are none: with hundreds of workers on one machine, that look would take most of it.
 
 How a forked worker becomes a child of the supervisor, whose pid the supervisor checks: the fork server forks twice, and
 the supervisor is a subreaper, so that the kernel gives it the orphan.
