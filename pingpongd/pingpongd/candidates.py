@@ -9,7 +9,7 @@ from pingpongd.shapes import ChainShape, GroupView
 
 FEW_GROUPS = 8
 """With more than these, not all are predicted for."""
-MOST_OF_MANY = 3
+MOST_OF_MANY = 2
 """Then so many of each kind of placement: on the least busy groups, and of these on those that hold most of the chain.
 It bounds what placing a chain takes, from 0.3 ms a prediction on idle groups to some milliseconds on busy ones."""
 

@@ -89,14 +89,28 @@ class CostModel:
             groups: per agent, its group; all have figures.
             done: agents that have ended already.
         """
-        beside = self._beside(frozenset(groups))
         placed = [AgentProgress(group, Stage.ENDED if at in done else Stage.WAITING) for at, group in enumerate(groups)]
-        own = _tasks(shape, placement, placed, self._views)
-        walked = [_tasks(self._others[at].shape, *self._seen(at), self._views) for at in beside]
-        names = {task.group for tasks in (own, *walked) for task in tasks}
-        run([task for tasks in (*walked, own) for task in tasks], {name: self._cost(name) for name in names})
+        beside = self._beside(frozenset(groups))
+        own, walked = self._walk(shape, placement, placed, beside)
+        if beside and any(task.stage is not Stage.ENDED for task in own):
+            # It waits for one that waits for a group to come back, or the like: that will be seen to, and not by us.
+            beside = ()
+            own, walked = self._walk(shape, placement, placed, beside)
         delay = sum(_end(tasks) for tasks in walked) - self._alone(beside) if beside else 0.0
         return Cost(_prediction(own, placement, tuple(groups)), max(0.0, delay))
+
+    def _walk(
+        self, shape: ChainShape, placement: Placement, placed: Sequence[AgentProgress], beside: tuple[int, ...]
+    ) -> tuple[list[Task], list[list[Task]]]:
+        """Walk a chain and others to their ends."""
+        own = _tasks(shape, placement, placed, self._views)
+        walked = [_tasks(self._others[at].shape, *self._seen(at), self._views) for at in beside]
+        self._run([*walked, own])
+        return own, walked
+
+    def _run(self, chains: Sequence[Sequence[Task]]) -> None:
+        names = {task.group for tasks in chains for task in tasks if task.stage is not Stage.ENDED}
+        run([task for tasks in chains for task in tasks], {name: self._cost(name) for name in names})
 
     def _beside(self, groups: frozenset[str]) -> tuple[int, ...]:
         """The other chains that touch the groups and can be walked through."""
@@ -106,8 +120,7 @@ class CostModel:
     def _alone(self, beside: tuple[int, ...]) -> float:
         if beside not in self._undisturbed:
             walked = [_tasks(self._others[at].shape, *self._seen(at), self._views) for at in beside]
-            names = {task.group for tasks in walked for task in tasks}
-            run([task for tasks in walked for task in tasks], {name: self._cost(name) for name in names})
+            self._run(walked)
             self._undisturbed[beside] = sum(_end(tasks) for tasks in walked)
         return self._undisturbed[beside]
 

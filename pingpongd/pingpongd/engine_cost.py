@@ -1,7 +1,7 @@
 """What an engine takes for prompts and decodes, read from its measured figures. Pure.
 
-Between measured points everything is interpolated linearly. Beyond them prefill goes on with the curvature of its last
-three points, for attention grows with the square of the context, and decodes with the slope of their last two.
+Between measured points and beyond them figures go on in straight lines, but for prefill: attention grows with the
+square of the context, so those lines are bent as their neighbours are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EngineCost:
             tokens: that are not, at least 1.
         """
         if cached <= 0 or not self._finalize:
-            alone = _on(self._prefill, tokens, bent=True)
+            alone = _bent(self._prefill, tokens)
             return alone if cached <= 0 else max(self.decode_ms(cached, 1), self.read_ms(cached, cached + tokens))
         contexts = list(self._finalize)
         at = min(len(contexts) - 1, bisect_left(contexts, cached))
@@ -58,7 +58,7 @@ class EngineCost:
         """Prefill of a prompt's tokens from `begin` to `end` at full speed, without the fixed cost of a request."""
         if end <= begin:
             return 0.0
-        return max(0.0, _on(self._prefill, end, bent=True) - _on(self._prefill, begin, bent=True))
+        return max(0.0, _bent(self._prefill, end) - _bent(self._prefill, begin))
 
     def decode_ms(self, context: float, rows: int) -> float:
         """A token of each of `rows` answers that are decoded at once, at their mean context in tokens.
@@ -86,15 +86,27 @@ def _rising(points: Sequence[Point]) -> list[Point]:
     return found[::-1]
 
 
-def _on(points: Sequence[Point], x: float, *, bent: bool = False) -> float:
-    """The same, going on beyond the last point in a straight line, or `bent` as the last three points are."""
-    last, y = points[-1]
-    if x <= last or len(points) < 2:
+def _on(points: Sequence[Point], x: float) -> float:
+    """Interpolated in straight lines; below the first point its value, beyond the last one in the last line."""
+    if x <= points[-1][0] or len(points) < 2:
         return within(points, x)
-    x0, y0 = points[-2]
-    slope, beyond = (y - y0) / (last - x0), x - last
-    if not bent or len(points) < 3:
-        return y + slope * beyond
-    x1, y1 = points[-3]
-    bend = max(0.0, (slope - (y0 - y1) / (x0 - x1)) / (last - x1))
-    return y + slope * beyond + bend * beyond * (beyond + last - x0)
+    (x0, y0), (x1, y1) = points[-2:]
+    return y1 + (y1 - y0) / (x1 - x0) * (x - x1)
+
+
+def _bent(points: Sequence[Point], x: float) -> float:
+    """The same, in lines that are bent as their neighbours are, and never fall."""
+    straight = _on(points, x)
+    if len(points) < 3 or x <= points[0][0]:
+        return straight
+    at = min(len(points) - 1, bisect_left(points, (x,)))
+    (x0, y0), (x1, y1) = points[at - 1], points[at]
+    bends = [_bend(points, first) for first in (at - 2, at - 1) if 0 <= first <= len(points) - 3]
+    steepest = (y1 - y0) / (x1 - x0) ** 2  # with more than that it would fall at first
+    return straight + min(*bends, steepest) * (x - x0) * (x - x1)
+
+
+def _bend(points: Sequence[Point], first: int) -> float:
+    """The second divided difference of three points, at least 0: half of how the slope changes."""
+    (x0, y0), (x1, y1), (x2, y2) = points[first : first + 3]
+    return max(0.0, ((y2 - y1) / (x2 - x1) - (y1 - y0) / (x1 - x0)) / (x2 - x0))

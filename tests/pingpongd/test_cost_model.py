@@ -243,6 +243,16 @@ def test_longer_prompts_and_more_rows_never_take_less(measured: EngineFigures, l
         assert cost.decode_ms(cached, 1 + shorter % 9) <= cost.decode_ms(cached, 1 + shorter % 9 + longer % 9) + 1e-6
 
 
+@pytest.mark.parametrize("tokens", [700, 3000, 6000, 10_000, 20_000, 30_000])
+def test_prefill_between_and_beyond_few_sizes_follows_the_square_of_attention(tokens: int) -> None:
+    def takes(tokens: int) -> float:
+        return 9.0 + 0.0437 * tokens + 6e-7 * tokens**2
+
+    measured = [(size, takes(size)) for size in (256, 1024, 4096, 12_288)]
+    figures = EngineFigures(measured_at="", prefill=measured, finalize=[], decode=[(256, 8.0)], batch=[])
+    assert EngineCost(figures).first_token_ms(0, tokens) == pytest.approx(takes(tokens), rel=0.005)
+
+
 @given(st.integers(0, 4))
 def test_load_never_makes_a_chain_in_series_faster(count: int) -> None:
     others = [
@@ -264,3 +274,14 @@ def test_auto_leaves_series_only_for_a_gain_above_the_margin(measured: EngineFig
         assert plan.predicted.e2e_ms <= series * (1 - MARGIN) * 1.01
     else:
         assert plan.predicted.e2e_ms <= series * 1.01
+
+
+def test_a_chain_that_waits_for_a_group_to_come_back_spoils_no_prediction() -> None:
+    stuck = RunningChain(
+        chain(1000, reads=((), (0,)), grid=512),
+        "ping-pong",
+        (AgentProgress("a", Stage.WAITING, written=3), AgentProgress("a", Stage.READING, 512)),
+    )
+    one = chain(4096, grid=512)
+    found = CostModel([group("a")], [stuck]).predict(one, "serial", "aaaaa")
+    assert found == CostModel([group("a")]).predict(one, "serial", "aaaaa")
