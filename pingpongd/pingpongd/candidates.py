@@ -34,8 +34,10 @@ def candidates(
         able = [view for view in order if view.overlap]
         found += [("overlap", (view.name,) * count) for view in able[:most]]
     if len(groups) > 1 and (mode == "ping-pong" or (mode == "auto" and any(shape.upstreams))):
+        # Among many groups no ring of neighbours may be idle, while two groups somewhere are: these alternate.
+        pairs = rings(shape, order[:2], 0) if len(groups) > 2 else []
         around = sorted(
-            rings(shape, groups, number),
+            [*rings(shape, groups, number), *pairs],
             key=lambda views: (max(view.hops for view in views), -held_tokens(shape, views)),
         )
         found += [("ping-pong", tuple(view.name for view in views)) for views in around[:most]]

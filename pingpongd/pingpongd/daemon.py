@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import platform
 import signal
@@ -35,6 +36,8 @@ from pingpongd.sweeper import Sweeper
 _log = structlog.get_logger()
 _TICK_SECONDS = 1.0
 _EXPIRY_SECONDS = 60.0
+_COLLECT_AFTER = (10_000, 20, 50)
+"""Python's thresholds for collections of garbage; its own are 700, 10, 10."""
 _GRACE_SECONDS = 60.0
 """What a service manager is asked to wait further while engines load or chains finish; asked for at every tick."""
 
@@ -120,6 +123,7 @@ class Daemon:
             if starting.done() and not stopped.done():
                 fleet = starting.result()
                 self._ready = True
+                _collect_seldom()
                 self._notifier.ready()
                 self._notifier.status(self._status_line(chains))
                 _log.info("daemon_ready", seconds=round(time.monotonic() - self._started, 1))
@@ -291,6 +295,17 @@ async def _expire(chains: Chains) -> None:
     while True:
         await chains.expire()
         await asyncio.sleep(_EXPIRY_SECONDS)
+
+
+def _collect_seldom() -> None:
+    """Have Python look for garbage seldom, and never among what the start has left.
+
+    A full collection walks every list of tokens: with 256 chains of 20,000 it was measured to hold the event loop up
+    for 95 ms, 235 at most, some times a minute. Next to nothing here is in cycles, so it finds next to nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 def _create_slab(config: DaemonConfig) -> Slab:
