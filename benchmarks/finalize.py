@@ -101,11 +101,13 @@ def stage_times(moments: Sequence[Moment], hop: str, upstream: str) -> dict[str,
     first = [moment.at_ns for moment in moments if (moment.of, moment.stage) == (hop, "first token")]
     if not ended or not first:
         raise DataError(f"the trace of {hop} has no beginning or no end.")
+    # The last request of a prefix-cache session decodes; a streaming-input session has one, of the hop's name.
+    numbers = [int(number) for name, _, number in (moment.of.rpartition("#") for moment in moments) if name == hop]
+    mine = {hop, f"{hop}#{max(numbers, default=0)}"}
     seen: dict[str, int] = {}
     for moment in moments:
-        mine = moment.of == hop or moment.of.rpartition("#")[0] == hop
-        if ended[-1] <= moment.at_ns <= first[0] and (mine or (moment.stage == "rung" and "rung" not in seen)):
-            seen[moment.stage] = moment.at_ns
+        if ended[-1] <= moment.at_ns <= first[0] and (moment.of in mine or moment.stage == "rung"):
+            seen.setdefault(moment.stage, moment.at_ns)
     times, at = {}, ended[-1]
     for name, stage in STAGES.items():
         if (until := seen.get(stage)) is not None and until >= at:
