@@ -60,6 +60,17 @@ class EngineCost:
             return 0.0
         return max(0.0, _bent(self._prefill, end) - _bent(self._prefill, begin))
 
+    def reached(self, begin: int, end: int, ms: float) -> int:
+        """Up to which token a prompt is read that is read from `begin` towards `end` for so many ms at full speed."""
+        low, high = begin, end
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.read_ms(begin, middle) <= ms:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def decode_ms(self, context: float, rows: int) -> float:
         """A token of each of `rows` answers that are decoded at once, at their mean context in tokens.
 

@@ -265,7 +265,7 @@ def _go_on_reading(task: Task, cost: EngineCost, now: float) -> None:
     """Let a task read what is known of its prompt by now, or finalize it."""
     if all(other.stage is Stage.ENDED for other in task.reads):
         if task.full_ms > 0:
-            _take_read(task)
+            _take_read(task, cost)
         _finalize(task, cost, now)
         return
     if task.full_ms > 0:
@@ -282,10 +282,10 @@ def _go_on_reading(task: Task, cost: EngineCost, now: float) -> None:
         return
 
 
-def _take_read(task: Task) -> None:
-    """Note how far the piece was read."""
+def _take_read(task: Task, cost: EngineCost) -> None:
+    """Note how far the piece was read: early tokens are cheaper than late ones, which attend to more."""
     part = 1.0 - task.left
-    task.read = task.begin + part * (task.end - task.begin)
+    task.read = float(task.end if part >= 1.0 else cost.reached(int(task.begin), task.end, part * task.full_ms))
     task.hidden += part * task.full_ms
     task.full_ms = 0.0
 
@@ -325,7 +325,7 @@ def _complete(task: Task, group: _Group, now: float) -> None:
     """What a task did has come to its end."""
     if task.stage is Stage.READING:
         task.left = 0.0
-        _take_read(task)
+        _take_read(task, group.cost)
     elif task.stage is Stage.FINAL:
         task.first, task.stage = now, Stage.WRITING
         for other in group.tasks:

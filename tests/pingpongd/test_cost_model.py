@@ -253,6 +253,24 @@ def test_prefill_between_and_beyond_few_sizes_follows_the_square_of_attention(to
     assert EngineCost(figures).first_token_ms(0, tokens) == pytest.approx(takes(tokens), rel=0.005)
 
 
+@given(figures(), st.integers(0, 5000), st.integers(1, 9000), st.floats(0, 2000))
+@settings(max_examples=60, deadline=None)
+def test_what_is_read_in_a_time_takes_that_time(measured: EngineFigures, begin: int, tokens: int, ms: float) -> None:
+    cost = EngineCost(measured)
+    reached = cost.reached(begin, begin + tokens, ms)
+    assert begin <= reached <= begin + tokens
+    assert cost.read_ms(begin, reached) <= ms
+    assert reached == begin + tokens or cost.read_ms(begin, reached + 1) > ms
+
+
+def test_of_a_prompt_that_does_not_fit_into_the_decode_the_rest_is_left() -> None:
+    found = costs(chain(12_288, 64), [group("a"), group("b")], ("serial", "a"), ("ping-pong", "ababa"))
+    hidden = 3 * 63 * 8.95 + 63 * 8.95
+    assert found[1].prediction.hidden_ms == pytest.approx(hidden, rel=0.02)
+    gained = found[0].prediction.e2e_ms - found[1].prediction.e2e_ms
+    assert gained == pytest.approx(hidden, rel=0.05), "what was hidden is not computed again"
+
+
 @given(st.integers(0, 4))
 def test_load_never_makes_a_chain_in_series_faster(count: int) -> None:
     others = [
