@@ -72,6 +72,31 @@ class TestOneDecision:
         assert decide(progress(sent=96, pending=33, literal_tail=False), AppendPace(), 32, 16) == Append(32)
         assert decide(progress(sent=96, pending=32, literal_tail=False), AppendPace(), 32, 16) == Wait()
 
+    def test_the_last_append_is_timed_to_end_just_before_the_upstream(self) -> None:
+        """An append takes 16 ms and 4 in reserve, which is 2.3 tokens of 8.6 ms."""
+        pace = AppendPace(tokens=32, arrivals=2, ms=16.0)
+        left = [left for left in range(20) if self._appends(pace, left, pending=31)]
+        assert left == [3]
+        left = [left for left in range(20) if self._appends(pace, left, pending=32)]
+        assert left == [3, *range(11, 20)]  # full: at once, where another one could follow
+        assert not any(self._appends(pace, left, pending=7) for left in range(20))
+
+    def test_slow_appends_and_late_ones_are_not_begun(self) -> None:
+        slow = AppendPace(tokens=32, arrivals=9, ms=80.0)
+        assert [left for left in range(13) if self._appends(slow, left, pending=31)] == [12]
+        assert self._appends(slow, 40, pending=64)
+        assert not self._appends(slow, 22, pending=64)  # takes twice as long
+
+    def test_the_static_prefix_says_nothing_of_what_a_small_append_takes(self) -> None:
+        pace = AppendPace(tokens=4096, arrivals=24, ms=206.0)
+        assert pace.ms_of(32) is None
+        assert self._appends(pace, 6, pending=32)
+        assert AppendPace().ms_of(32) is None
+
+    @staticmethod
+    def _appends(pace: AppendPace, left: int, *, pending: int) -> bool:
+        return isinstance(decide(progress(pending=pending, remaining=left, token_ms=8.6), pace, 32, 1), Append)
+
     def test_estimate_scales_down_from_the_static_prefix(self) -> None:
         assert AppendPace(tokens=1000, arrivals=40).arrivals_during(32) == 3
         assert AppendPace(tokens=32, arrivals=4).arrivals_during(64) == 7
@@ -88,6 +113,8 @@ class TestOneDecision:
     append_tokens=st.integers(1, 64),
     align=st.sampled_from([1, 16]),
     knows_length=st.booleans(),
+    token_ms=st.none() | st.floats(0, 100),
+    append_ms=st.floats(0, 1000),
     moments=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=80),
 )
 def test_every_schedule_sends_each_token_once_and_leaves_one_for_finalize(
@@ -98,6 +125,8 @@ def test_every_schedule_sends_each_token_once_and_leaves_one_for_finalize(
     append_tokens: int,
     align: int,
     knows_length: bool,
+    token_ms: float | None,
+    append_ms: float,
     moments: list[tuple[int, bool]],
 ) -> None:
     """A moment: so many upstream tokens arrive, and whether the append in flight is done then."""
@@ -119,6 +148,7 @@ def test_every_schedule_sends_each_token_once_and_leaves_one_for_finalize(
             complete=complete,
             literal_tail=tail > 0,
             remaining=expected - arrived if knows_length else None,
+            token_ms=token_ms,
         )
         match decide(seen, pace, append_tokens, align):
             case Append(count):
@@ -128,7 +158,7 @@ def test_every_schedule_sends_each_token_once_and_leaves_one_for_finalize(
                 sent += count
                 assert sent % align == 0
                 in_flight = True
-                pace = AppendPace(count, tokens)
+                pace = AppendPace(count, tokens, append_ms)
             case Finalize():
                 finalized.append(known - sent)
                 break

@@ -265,6 +265,7 @@ class Feed:
             complete=prompt.complete,
             literal_tail=prompt.literal_tail,
             remaining=prompt.remaining,
+            token_ms=prompt.token_ms,
         )
 
     async def _append(self, session: Session, tokens: int) -> None:
@@ -275,7 +276,7 @@ class Feed:
         try:
             await session.append(ids)
             done = time.monotonic_ns()
-            self._pace = AppendPace(tokens, prompt.stream_tokens - arrived)
+            self._pace = AppendPace(tokens, prompt.stream_tokens - arrived, (done - begun) / 1e6)
         finally:
             record = AppendRecord(at_ns=begun, done_ns=done, tokens=tokens, sent=sent)
             self._report(HopAppended(hop=self.spec.hop, append=record))

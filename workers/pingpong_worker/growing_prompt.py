@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
@@ -12,6 +13,8 @@ from pingpong_bus.slab import LogState, Slab
 from pingpong_bus.subscriber import Subscriber
 from pingpong_bus.token_log import LogView, TokenLogReader
 
+_NEWEST = 0.25
+"""Weight of the newest time between tokens in their running mean."""
 _StreamKey = tuple[int, int]
 """Slot and generation: a log, by whatever bell it is heard."""
 
@@ -37,6 +40,9 @@ class GrowingPrompt:
         self._next = 0
         self._arrived = 0
         """Tokens taken from the stream at `_next`."""
+        self._last_arrival = 0.0
+        """When; 0 while none was."""
+        self._token_ms: float | None = None
         literal = [at for at, segment in enumerate(segments) if isinstance(segment, Literals) and segment.ids]
         self._last_literal = max(literal, default=-1)
         self._outputs: dict[_StreamKey, list[int]] = {}
@@ -58,6 +64,15 @@ class GrowingPrompt:
                         return None
                     total += max(0, segment.expected - count)
         return total
+
+    @property
+    def token_ms(self) -> float | None:
+        """How long the upstream that is being read takes for a token, by the last of them; None where that is not
+        known yet, and where others still write, whose tokens come beside it."""
+        for segment in self._segments[self._next + 1 :]:
+            if isinstance(segment, StreamSegment) and not TokenLogReader(self._slab, segment.stream).peek()[1].over:
+                return None
+        return self._token_ms
 
     def take_known(self) -> None:
         """Take all that is there already, without waiting.
@@ -115,12 +130,22 @@ class GrowingPrompt:
 
     def _take(self, stream: StreamRef, view: LogView) -> None:
         self._keep(stream, view)
+        if view.ids:
+            self._time(len(view.ids))
         self.ids.extend(view.ids)
         self.stream_tokens += len(view.ids)
         self._arrived += len(view.ids)
         if view.state is LogState.CLOSED:
             self._advance()
         self.changed.set()
+
+    def _time(self, tokens: int) -> None:
+        """Enter so many tokens, which come now, into the running mean of the time that one takes."""
+        now = time.monotonic()
+        if self._last_arrival:
+            ms = (now - self._last_arrival) * 1e3 / tokens
+            self._token_ms = ms if self._token_ms is None else self._token_ms + _NEWEST * (ms - self._token_ms)
+        self._last_arrival = now
 
     def _keep(self, stream: StreamRef, view: LogView) -> None:
         if view.state is LogState.ABORTED:
@@ -132,6 +157,7 @@ class GrowingPrompt:
     def _advance(self) -> None:
         self._next += 1
         self._arrived = 0
+        self._last_arrival, self._token_ms = 0.0, None
 
 
 def _key(stream: StreamRef) -> _StreamKey:
