@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from group_load import ChainSize
-from pingpong_worker.config import SimulatedSettings
+from pingpong_bus.messages import EngineFigures
+from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.simulated_timing import TimingModel
-from pingpongd.config import load_config
+from pingpongd.config import load_config, parse_config
 
 H200 = Path(__file__).with_name("h200_simulated.toml")
 _FEW_ROWS = 64
@@ -63,6 +65,42 @@ def groups_toml(settings: GroupsSettings, calibrate: bool) -> str:
     for index in range(settings.groups):
         lines += ["[[groups]]", f'name = "g{index}"', f'devices = ["simulated:{index}"]']
     return "\n".join(lines) + "\n"
+
+
+def worker_config(settings: GroupsSettings) -> WorkerConfig:
+    """What a worker of these groups is told, as far as its engine's figures depend on it."""
+    config = parse_config(tomllib.loads(groups_toml(settings, calibrate=True)))
+    group = config.groups[0]
+    return WorkerConfig(
+        name=group.name,
+        devices=group.devices,
+        engine=config.engine,
+        session=config.session,
+        decode_first=config.decode_first.enabled,
+        paces=(config.decode_first.final, config.decode_first.inner),
+        simulated=config.simulated,
+        slab_fd=-1,
+        control="",
+        bell="",
+        supervisor_pid=0,
+    )
+
+
+def scaled_figures(figures: EngineFigures, scale: float) -> EngineFigures:
+    """What an engine would be measured to take whose every time is so many times as long."""
+    return msgspec.structs.replace(
+        figures,
+        prefill=[(tokens, ms * scale) for tokens, ms in figures.prefill],
+        finalize=[(cached, tokens, ms * scale) for cached, tokens, ms in figures.finalize],
+        decode=[(context, ms * scale) for context, ms in figures.decode],
+        batch=[(answers, ms * scale) for answers, ms in figures.batch],
+        beside=[
+            msgspec.structs.replace(one, append_ms=one.append_ms * scale, decode_ms=one.decode_ms * scale)
+            for one in figures.beside
+        ],
+        step_p50_ms=figures.step_p50_ms * scale,
+        step_p99_ms=figures.step_p99_ms * scale,
+    )
 
 
 def _keys(values: dict[str, Any]) -> list[str]:

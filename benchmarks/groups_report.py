@@ -195,8 +195,15 @@ def summarize(
         supervisor_descriptors=supervisor_descriptors,
         bell_connections=Spread.of(list(bells.values())),
         sweeper_cores=round(busy.others.get("sweeper", 0.0) / busy.at_s, 4),
-        provenance={**provenance(), "arguments": sys.argv[1:]},
+        provenance={**provenance(), "arguments": _arguments()},
     )
+
+
+def _arguments() -> list[str]:
+    """The command line, without the file that results go to: that is a path of this machine."""
+    given = sys.argv[1:]
+    at = given.index("--out") if "--out" in given else len(given)
+    return given[:at] + given[at + 2 :]
 
 
 def dispatch_times(result: ChainResult) -> list[float]:

@@ -29,11 +29,12 @@ from pathlib import Path
 import msgspec
 
 from group_load import ChainMaker, ChainSize, Load, status_times
-from groups_config import GroupsSettings, expected_chain_ms, groups_toml
+from groups_config import GroupsSettings, expected_chain_ms, groups_toml, scaled_figures, worker_config
 from groups_report import GroupsRow, render, summarize
 from local_daemon import LogEvent, local_daemon
 from pingpong_bus.errors import PingpongError
 from pingpong_client import AsyncClient
+from pingpong_worker.figures_file import figures_kind, save_figures
 from runs import append_line, read_lines
 from supervisor_meter import bell_connections, descriptors, memory_mib, read_cpu, sweeper_pid
 
@@ -114,12 +115,16 @@ async def measure(settings: GroupsSettings, options: argparse.Namespace) -> Grou
 
 
 async def _measure_engine(settings: GroupsSettings, folder: Path) -> None:
-    """Start one group, for its engine's figures to be in a cache that all groups read."""
+    """Have one group measure its engine in real time, and keep its figures for all groups, in their own time: an engine
+    that is many times as slow would only be measured with the smallest prompts."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     one = folder / "one.toml"
-    one.write_text(groups_toml(msgspec.structs.replace(settings, groups=1), calibrate=True))
-    async with local_daemon(one, program=[_PROGRAM]):
-        pass
+    one.write_text(groups_toml(msgspec.structs.replace(settings, groups=1, time_scale=1.0), calibrate=True))
+    async with local_daemon(one, program=[_PROGRAM]) as sockets, AsyncClient(sockets) as client:
+        (worker,) = (await client.status()).workers
+    if worker.limits is not None and worker.figures is not None:
+        kind = figures_kind(worker.limits, worker_config(settings))
+        save_figures(kind, scaled_figures(worker.figures, settings.time_scale))
 
 
 def parse_arguments() -> argparse.Namespace:
