@@ -13,6 +13,7 @@ from pingpong_bus.messages import EngineFigures
 from pingpongd.ride_cost import Point, RideCost, within
 
 _SHORTEST_MS = 1e-6
+_MOST_KNOWN = 8192
 
 
 class EngineCost:
@@ -24,6 +25,7 @@ class EngineCost:
         paced: its scheduler is ours, and holds what is read ahead to a pace.
         """
         self._prefill: list[Point] = _rising([(float(tokens), ms) for tokens, ms in figures.prefill])
+        self._known: dict[int, float] = {}
         self._finalize: dict[int, list[Point]] = {}
         for cached, tokens, ms in figures.finalize:
             self._finalize.setdefault(cached, []).append((float(tokens), ms))
@@ -43,7 +45,7 @@ class EngineCost:
             tokens: that are not, at least 1.
         """
         if cached <= 0 or not self._finalize:
-            alone = _bent(self._prefill, tokens)
+            alone = self._prefill_ms(tokens)
             return alone if cached <= 0 else max(self.decode_ms(cached, 1), self.read_ms(cached, cached + tokens))
         contexts = list(self._finalize)
         at = min(len(contexts) - 1, bisect_left(contexts, cached))
@@ -58,7 +60,16 @@ class EngineCost:
         """Prefill of a prompt's tokens from `begin` to `end` at full speed, without the fixed cost of a request."""
         if end <= begin:
             return 0.0
-        return max(0.0, _bent(self._prefill, end) - _bent(self._prefill, begin))
+        return max(0.0, self._prefill_ms(end) - self._prefill_ms(begin))
+
+    def _prefill_ms(self, tokens: int) -> float:
+        """A prompt of which nothing is cached; kept, for chains of a kind ask for the same lengths."""
+        if (known := self._known.get(tokens)) is not None:
+            return known
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        found = self._known[tokens] = _bent(self._prefill, tokens)
+        return found
 
     def reached(self, begin: int, end: int, ms: float) -> int:
         """Up to which token a prompt is read that is read from `begin` towards `end` for so many ms at full speed."""

@@ -37,6 +37,10 @@ class Stage(IntEnum):
     ENDED = 4
 
 
+_FINAL, _WRITING, _ENDED = Stage.FINAL, Stage.WRITING, Stage.ENDED
+"""Looked up once: this is where predictions spend their time."""
+
+
 class Piece(NamedTuple):
     """A part of a prompt that can be read ahead."""
 
@@ -134,13 +138,43 @@ class _Group:
         for task in self.tasks:
             if task.rate > 0.0:
                 task.left -= task.rate * passed
-            elif task.stage is Stage.FINAL:
+            elif task.stage is _FINAL:
                 task.waited += passed
 
     def plan(self) -> None:
-        """Set how fast its tasks go on from now."""
-        _set_rates(self)
-        self.next = min((self.now + task.left / task.rate for task in self.tasks if task.rate > 0.0), default=inf)
+        """Set how fast its tasks go on from now, and when the first of them completes what it does."""
+        final: Task | None = None
+        writers: list[Task] = []
+        readers: list[Task] = []
+        for task in self.tasks:
+            task.rate = 0.0
+            if task.stage is _WRITING:
+                writers.append(task)
+            elif task.stage is _FINAL:
+                final = final or task
+            elif task.full_ms > 0.0:
+                readers.append(task)
+        self.next = inf
+        if final is not None:
+            final.rate = 1.0
+            self.next = self.now + final.left
+            return
+        inner = all(task.inner for task in writers)
+        if readers:
+            share = 1.0 / len(readers)
+            for task in readers:
+                task.rate = share / (max(_NOTHING, task.rides[inner].ms) if writers else task.full_ms)
+                self.next = min(self.next, self.now + task.left / task.rate)
+        if not writers or (readers and not self.cost.riding.known):
+            return
+        context = sum(task.prompt + task.output / 2 for task in writers) / len(writers)
+        step = self.cost.decode_ms(context, len(writers))
+        if readers:
+            step *= sum(task.rides[inner].slowed for task in readers) / len(readers)
+        rate = 1.0 / max(step, _NOTHING)
+        for task in writers:
+            task.rate = rate
+            self.next = min(self.next, self.now + task.left / rate)
 
 
 class _Timeline:
@@ -156,7 +190,7 @@ class _Timeline:
             if task.stage is Stage.WAITING:
                 for other in {*task.after, *task.begun, *task.dispatched}:
                     self._waiting.setdefault(other, []).append(task)
-            elif task.stage is not Stage.ENDED:
+            elif task.stage is not _ENDED:
                 self._groups[task.group].tasks.append(task)
                 _take_up(task, self._groups[task.group].cost)
         for task in tasks:
@@ -178,7 +212,7 @@ class _Timeline:
             if task.stage is Stage.READING:
                 _go_on_reading(task, group.cost, now)
                 continue
-            if task.stage is Stage.ENDED:
+            if task.stage is _ENDED:
                 for reader in self._readers.get(task, ()):
                     self._tell(reader, now)
                 held, group.held = group.held, []
@@ -221,10 +255,10 @@ def _may_start(task: Task) -> bool:
     if task.stage is not Stage.WAITING:
         return False
     for other in task.after:
-        if other.stage is not Stage.ENDED:
+        if other.stage is not _ENDED:
             return False
     for other in task.begun:
-        if other.stage < Stage.WRITING:
+        if other.stage < _WRITING:
             return False
     return all(other.stage is not Stage.WAITING for other in task.dispatched)
 
@@ -235,16 +269,16 @@ def _start(task: Task, cost: EngineCost, now: float) -> None:
     task.read = float(_cached(task))
     task.stage = Stage.READING
     _go_on_reading(task, cost, now)
-    if task.stage is Stage.FINAL:
+    if task.stage is _FINAL:
         task.waited = now - task.ready
 
 
 def _cached(task: Task) -> int:
     """Tokens of its prompt that its group's prefix cache holds by now."""
     computed = [
-        min(shared, other.prompt) if task.grid is not None or other.stage is not Stage.ENDED else shared
+        min(shared, other.prompt) if task.grid is not None or other.stage is not _ENDED else shared
         for other, shared in task.kin
-        if other.stage >= Stage.WRITING
+        if other.stage >= _WRITING
     ]
     cached = min(max([task.held, *computed]), task.prompt - 1)
     return cached - cached % (task.grid or _BLOCK)
@@ -253,9 +287,9 @@ def _cached(task: Task) -> int:
 def _take_up(task: Task, cost: EngineCost) -> None:
     """Go on with a task that is under way at the beginning."""
     task.read = max(task.read, float(_cached(task)))
-    if task.stage is Stage.WRITING:
+    if task.stage is _WRITING:
         task.left = max(task.output, _NOTHING)
-    elif task.stage is Stage.FINAL:
+    elif task.stage is _FINAL:
         _finalize(task, cost, 0.0)
     else:
         _go_on_reading(task, cost, 0.0)
@@ -263,7 +297,7 @@ def _take_up(task: Task, cost: EngineCost) -> None:
 
 def _go_on_reading(task: Task, cost: EngineCost, now: float) -> None:
     """Let a task read what is known of its prompt by now, or finalize it."""
-    if all(other.stage is Stage.ENDED for other in task.reads):
+    if all(other.stage is _ENDED for other in task.reads):
         if task.full_ms > 0:
             _take_read(task, cost)
         _finalize(task, cost, now)
@@ -273,7 +307,7 @@ def _go_on_reading(task: Task, cost: EngineCost, now: float) -> None:
     for piece in task.pieces:
         if piece.end <= task.read:
             continue
-        if any(other.stage is not Stage.ENDED for other in piece.after):
+        if any(other.stage is not _ENDED for other in piece.after):
             return
         task.begin, task.end, task.left = task.read, piece.end, 1.0
         task.full_ms = max(_NOTHING, cost.read_ms(int(task.read), piece.end))
@@ -293,32 +327,10 @@ def _take_read(task: Task, cost: EngineCost) -> None:
 def _finalize(task: Task, cost: EngineCost, now: float) -> None:
     cell = task.grid or 1
     read = min(int(task.read) // cell * cell, task.prompt - 1)
-    task.stage = Stage.FINAL
+    task.stage = _FINAL
     task.ready = max(task.ready, now if task.started < now else task.ready)
     task.left = max(_NOTHING, cost.first_token_ms(read, task.prompt - read))
     task.shared = min(task.left, cost.first_token_ms(read, 1))
-
-
-def _set_rates(group: _Group) -> None:
-    finals = [task for task in group.tasks if task.stage is Stage.FINAL]
-    writers = [task for task in group.tasks if task.stage is Stage.WRITING]
-    readers = [task for task in group.tasks if task.stage is Stage.READING and task.full_ms > 0]
-    for task in group.tasks:
-        task.rate = 0.0
-    if finals:
-        finals[0].rate = 1.0
-        return
-    inner = all(task.inner for task in writers)
-    for task in readers:
-        task.rate = 1.0 / (max(_NOTHING, task.rides[inner].ms if writers else task.full_ms) * len(readers))
-    if not writers or (readers and not group.cost.riding.known):
-        return
-    context = sum(task.prompt + task.output / 2 for task in writers) / len(writers)
-    step = group.cost.decode_ms(context, len(writers))
-    if readers:
-        step *= sum(task.rides[inner].slowed for task in readers) / len(readers)
-    for task in writers:
-        task.rate = 1.0 / max(step, _NOTHING)
 
 
 def _complete(task: Task, group: _Group, now: float) -> None:
@@ -326,13 +338,13 @@ def _complete(task: Task, group: _Group, now: float) -> None:
     if task.stage is Stage.READING:
         task.left = 0.0
         _take_read(task, group.cost)
-    elif task.stage is Stage.FINAL:
-        task.first, task.stage = now, Stage.WRITING
+    elif task.stage is _FINAL:
+        task.first, task.stage = now, _WRITING
         for other in group.tasks:
-            if other.stage is Stage.FINAL:  # the step of a short prompt had room for it
+            if other.stage is _FINAL:  # the step of a short prompt had room for it
                 other.left, other.shared = max(other.left - other.shared, _NOTHING), 0.0
-            elif other.stage is Stage.WRITING:  # a token of each came with the last step of the prompt
+            elif other.stage is _WRITING:  # a token of each came with the last step of the prompt
                 other.left = max(other.left - 1, _NOTHING) if other is not task else max(task.output - 1, _NOTHING)
     else:
-        task.ended, task.stage = now, Stage.ENDED
+        task.ended, task.stage = now, _ENDED
         group.tasks.remove(task)
