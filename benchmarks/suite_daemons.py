@@ -82,7 +82,8 @@ async def serving(
         config = folder / f"{name}.toml"
         config.write_text(as_toml(daemon_config(suite, base, name)), encoding="utf-8")
         before = [hosts[other].settled for other in suite.daemons[name].after if other in hosts]
-        hosts[name] = _Host(name, config, folder, out, before, WAIT_SHARE * start_s, stop, say)
+        delay_s = suite.daemons[name].delay_s
+        hosts[name] = _Host(name, config, folder, out, before, delay_s, WAIT_SHARE * start_s, stop, say)
     tasks = {name: asyncio.create_task(host.run()) for name, host in hosts.items()}
     try:
         await _settle(hosts, tasks, start_s, say)
@@ -122,6 +123,7 @@ class _Host:
 
     Args:
         before: set once the daemons are settled that it starts after.
+        delay_s: how long it then waits.
         wait_s: how long it waits for them.
         stop: set when the suite has ended.
     """
@@ -133,6 +135,7 @@ class _Host:
         folder: Path,
         out: Path,
         before: Sequence[asyncio.Event],
+        delay_s: float,
         wait_s: float,
         stop: asyncio.Event,
         say: Say,
@@ -145,6 +148,7 @@ class _Host:
         self._state = folder / f"{name}-state"
         self._log = out / f"daemon-{name}.log"
         self._before = before
+        self._delay_s = delay_s
         self._wait_s = wait_s
         self._stop = stop
         self._say = say
@@ -156,6 +160,7 @@ class _Host:
                     await event.wait()
         except TimeoutError:
             self._say(f"{self.name} waits no longer for those before it")
+        await asyncio.sleep(self._delay_s)
         self._say(f"{self.name} starts")
         with self._log.open("ab") as log:
 

@@ -39,6 +39,9 @@ class DaemonSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     after: list[str] = []
     """Daemons that must serve before this one is started: for their compile cache, and so that nothing else loads
     while this one measures its engines."""
+    delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """So much later than the others it is started: where time is short, in place of `after`, so that it measures its
+    engines when the others have just come up."""
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
