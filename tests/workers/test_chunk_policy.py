@@ -105,6 +105,43 @@ class TestOneDecision:
         assert AppendPace().arrivals_during(32) == 1
 
 
+def idle_before_the_end(step_ms: float, prefix_ms: float, append_ms: list[float]) -> float:
+    """How long no append has run when an upstream of 256 tokens ends; negative: how long one still has to.
+
+    Args:
+        step_ms: of the upstream.
+        prefix_ms: that the static prefix of 4096 tokens takes.
+        append_ms: that later appends take, in turn.
+    """
+    sent, busy_until, count, pace = 0, 0.0, 0, AppendPace()
+    begun, size, seen = 0.0, 0, 0
+    for arrived in range(257):
+        now = arrived * step_ms
+        if size and busy_until <= now:
+            pace, size = AppendPace(size, arrived - seen, busy_until - begun), 0
+        left = 256 - arrived
+        state = progress(
+            pending=4096 + arrived - sent,
+            sent=sent,
+            in_flight=size > 0,
+            remaining=left,
+            token_ms=step_ms if now else None,
+        )
+        if left and isinstance(decision := decide(state, pace, 32, 16), Append):
+            begun, size, seen = now, decision.tokens, arrived
+            busy_until = now + (append_ms[count % len(append_ms)] if sent else prefix_ms)
+            count += bool(sent)
+            sent += size
+    return 256 * step_ms - busy_until
+
+
+@given(st.lists(st.floats(14.5, 19.0), min_size=1, max_size=9), st.lists(st.floats(20.0, 25.0), min_size=1, max_size=9))
+def test_on_an_h200_the_last_append_ends_in_the_last_steps(short: list[float], long: list[float]) -> None:
+    """Times of 4,096 and of 12,288 tokens of context, as measured."""
+    assert -1.0 < idle_before_the_end(8.6, 206.0, short) < 2.5 * 8.6
+    assert -1.0 < idle_before_the_end(8.95, 656.0, long) < 2.5 * 8.95
+
+
 @given(
     static=st.integers(0, 300),
     expected=st.integers(1, 200),
