@@ -35,7 +35,7 @@ def test_a_hops_moments_are_noted_and_its_messages_sent(monkeypatch: pytest.Monk
     messages = [
         HopAppended(hop="c/1/0", append=AppendRecord(at_ns=1, done_ns=2, tokens=5, sent=5)),
         HopFinalized(hop="c/1/0", at_ns=3, prompt_tokens=6, prompt_digest="", final_tokens=1),
-        HopFirstToken(hop="c/1/0", at_ns=4),
+        HopFirstToken(hop="c/1/0", at_ns=4, cached_tokens=0),
         HopEnded(hop="c/1/0", state="finished", at_ns=5),
     ]
     for message in messages:
