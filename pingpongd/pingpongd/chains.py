@@ -67,8 +67,9 @@ class Chains:
 
     def restore(self) -> None:
         """Take up what an earlier life of the daemon has left; it runs once there are engines."""
+        now_ns, wall = time.monotonic_ns(), time.time()  # of one moment: chains keep their order
         for live in self._store.live():
-            self._restore(live)
+            self._restore(live, now_ns, wall)
 
     def serve(self, fleet: Fleet) -> None:
         """The engines serve, each for the first time: chains can run, and be accepted."""
@@ -93,10 +94,10 @@ class Chains:
         self.runs.configure(config)
         self._store.configure(config.store)
 
-    def _restore(self, live: LiveChain) -> None:
+    def _restore(self, live: LiveChain, now_ns: int, wall: float) -> None:
         job = live.job
-        now, age_s = time.monotonic_ns(), max(0.0, time.time() - job.submitted_at)  # a clock may be set back
-        record = ChainRecord.restored(live, reads_of(job.chain), now - int(age_s * 1e9))
+        age_s = max(0.0, wall - job.submitted_at)  # a clock may be set back
+        record = ChainRecord.restored(live, reads_of(job.chain), now_ns - int(age_s * 1e9))
         self._records[record.id] = record
         record.waits_for = "the engines are loading"
         _log.info("chain_restored", chain=record.id, agents=len(record.agents), finished=len(live.outcomes))
