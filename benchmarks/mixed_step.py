@@ -51,7 +51,7 @@ SPLITS = (0, 1, 4, 8, 16, 32)
 _VOCABULARY = (1000, 40_000)
 _HERE = str(Path(__file__).resolve().parent)
 """Where the engine's process finds its scheduler."""
-_ATTENTION = re.compile(r"FlashAttnFwd|flash_fwd|FlashAttn.*Fwd")
+_ATTENTION = re.compile(r"FlashAttnFwd(?!Combine)|flash_fwd")
 _KERNELS = {
     "attention": ("flash", "Flash", "prepare_varlen"),
     "matrices": ("gemm", "nvjet", "cutlass", "gemv", "splitK", "cublas"),
