@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from figures import percentile
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -63,12 +65,6 @@ class Variant(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """As tables and pictures call it."""
         return self.engine if self.target is None else f"{self.engine}, target {self.target:g}"
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The least value that at least so many percent of the values do not pass."""
-    ordered = sorted(values)
-    return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)]
 
 
 def variants(measured: Sequence[Measurement]) -> list[Variant]:

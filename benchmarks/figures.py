@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 
@@ -59,6 +60,12 @@ def pairs(reference: Iterable[Run], runs: Iterable[Run]) -> list[tuple[Run, Run]
 def saved_percent(baseline_ms: float, ms: float) -> float:
     """How much less time than the baseline, in percent; negative where it is more."""
     return 100 * (1 - ms / baseline_ms)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The least value that at least so many percent of the values do not pass."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def median_ttft_ms(runs: Sequence[Run]) -> list[float]:
@@ -177,14 +184,11 @@ def inter_token(runs: Iterable[Run]) -> dict[str, InterToken]:
     for run in runs:
         for device in run.gaps:
             gaps.setdefault(device.group, []).extend(device.gaps_us)
-    return {group: _inter_token(sorted(some)) for group, some in sorted(gaps.items()) if some}
-
-
-def _inter_token(gaps_us: list[int]) -> InterToken:
-    def quantile(share: float) -> float:
-        return gaps_us[min(len(gaps_us) - 1, int(share * len(gaps_us)))] / 1e3
-
-    return InterToken(quantile(0.5), quantile(0.99), gaps_us[-1] / 1e3, len(gaps_us))
+    return {
+        group: InterToken(percentile(some, 50) / 1e3, percentile(some, 99) / 1e3, max(some) / 1e3, len(some))
+        for group, some in sorted(gaps.items())
+        if some
+    }
 
 
 def exactness(reference: Sequence[Run], runs: Sequence[Run]) -> Exactness:

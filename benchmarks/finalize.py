@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from connecting import add_daemon_arguments, connection, made_with
+from figures import percentile
 from harness import check_ready, in_order
 from pingpong_bus.errors import DataError, PingpongError
 from pingpong_bus.messages import ChainResult, Mode, SessionKind, SubmitOptions
@@ -124,7 +125,7 @@ def render(runs: Sequence[FinalizeRun]) -> str:
     kinds = dict.fromkeys((run.mode, run.session, run.prefix) for run in runs)
     for mode, session, prefix in kinds:
         alike = [run for run in runs if (run.mode, run.session, run.prefix) == (mode, session, prefix)]
-        ratios = sorted(run.ratio for run in alike)
+        ratios = [run.ratio for run in alike]
         medians = [
             f"{statistics.median(times):.2f}" if (times := [r.stages[n] for r in alike if n in r.stages]) else ""
             for n in STAGES
@@ -133,7 +134,7 @@ def render(runs: Sequence[FinalizeRun]) -> str:
             f"| {mode}, {session} | {prefix} | {len(alike)} | {sum(run.gave_up for run in alike)} "
             f"| {statistics.median(run.ttft_ms for run in alike):.2f} "
             f"| {statistics.median(run.step_ms for run in alike):.2f} "
-            f"| {statistics.median(ratios):.2f} | {ratios[int(0.9 * (len(ratios) - 1))]:.2f} "
+            f"| {statistics.median(ratios):.2f} | {percentile(ratios, 90):.2f} "
             f"| {' | '.join(medians)} |"
         )
     return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 from collections import Counter
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from figures import percentile
 from group_load import ChainSize, Load
 from groups_config import GroupsSettings, decode_ms, expected_chain_ms
 from pingpong_bus.messages import ChainResult
@@ -33,9 +33,7 @@ class Spread(msgspec.Struct, frozen=True):
         """Of these values."""
         if not values:
             return cls()
-        ranked = sorted(values)
-        p99 = ranked[min(len(ranked) - 1, math.ceil(0.99 * len(ranked)) - 1)]
-        return cls(round(statistics.median(ranked), 3), round(p99, 3), round(ranked[-1], 3))
+        return cls(round(statistics.median(values), 3), round(percentile(values, 99), 3), round(max(values), 3))
 
 
 class GroupsRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from decode_first_report import percentile
-from figures import saved_percent
+from figures import percentile, saved_percent
 from load_rows import Gaps, Round
 
 _NOISE_CORES = 0.2

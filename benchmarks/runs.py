@@ -104,7 +104,20 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
-    """A file of JSON lines; empty ones are skipped.
+    """A file of JSON lines of one kind; empty ones are skipped.
+
+    Raises:
+        DataError: it cannot be read, or a line is not of this kind.
+    """
+    return decoded_lines(path, kind, kind.__name__)
+
+
+def decoded_lines(path: Path, kind: Any, name: str) -> list[Any]:
+    """A file of JSON lines of some kinds; empty ones are skipped.
+
+    Args:
+        kind: a type, or a union of tagged ones.
+        name: of a line, for errors.
 
     Raises:
         DataError: it cannot be read, or a line is not of this kind.
@@ -114,12 +127,12 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     decoder = msgspec.json.Decoder(kind)
-    found: list[Line] = []
+    found: list[Any] = []
     for number, line in enumerate(lines, 1):
         try:
             found += [decoder.decode(line)] if line.strip() else []
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{path}, line {number}, is no {kind.__name__}: {error}.") from None
+            raise DataError(f"{path}, line {number}, is no {name}: {error}.") from None
     return found
 
 

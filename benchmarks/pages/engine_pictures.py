@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from decode_first_report import draw
 from lone_kernels import LoneKernel
+from mixed_figures import StepTime, attention, by_context, kernels_alone, matrices, setups
 from pages.finalizes import Account, accounts, largest
 from pages.pictures import Drawing
 from pages.rows import Results, rows
-from pages.steps import StepTime, attention, by_context, kernels_alone, matrices, setups
 from pages.style import CYCLE, INK, MARKERS, dress, new_figure
 from pages.views import GroupsRow
 

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from decode_first_report import percentile, variants
+from decode_first_report import variants
 from exactness import ChainPair, equal_chains
+from figures import percentile
 from overhead import MODES, SYSTEMS, OverheadRun
 from pages.machines import version
 from pages.markdown import NOTHING, counted, number, opened, percent, table

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from decode_first_report import percentile
+from figures import percentile
 from pages.views import FinalizeRun
 
 

@@ -11,8 +11,9 @@ import msgspec
 from decode_first_report import Measurement
 from exactness import ChainPair
 from load_rows import Round
+from mixed_rows import LoneRow, MixedStep, StepProfile
 from overhead import OverheadRun
-from pages.views import FinalizeRun, GroupsRow, LoneRow, MixedStep, StepProfile
+from pages.views import FinalizeRun, GroupsRow
 from pingpong_bus.errors import DataError
 from runs import Run
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mixed_figures import DeviceTime, StepTime, by_context, device_times, kernels_alone, over_decode, setups
 from pages.engine_sections import source
 from pages.markdown import NOTHING, number, opened, ratio, table
 from pages.rows import Results, rows
-from pages.steps import DeviceTime, StepTime, by_context, device_times, kernels_alone, over_decode, setups
 
 
 def mixed_steps(results: Results) -> list[str]:

@@ -6,47 +6,6 @@ from typing import Any
 
 import msgspec
 
-from lone_kernels import LoneKernel
-
-
-class MixedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of one size; of `mixed_step.py`."""
-
-    setup: str
-    context: int
-    tokens: int
-    """Appended tokens of each step."""
-    gaps_ms: list[float]
-    provenance: dict[str, Any] = {}
-
-
-class DeviceStep(msgspec.Struct, frozen=True):
-    """A step as the profiler saw it on the device; ms."""
-
-    wall: float
-    busy: float
-    """When anything ran."""
-    kernels: dict[str, float]
-    """By kind."""
-    launches: int
-
-
-class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the device's time went in steps of one size, and in some without appends; also of `mixed_step.py`."""
-
-    setup: str
-    context: int
-    tokens: int
-    steps: list[DeviceStep]
-    provenance: dict[str, Any] = {}
-
-
-class LoneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels timed alone; also of `mixed_step.py`."""
-
-    alone: LoneKernel
-    provenance: dict[str, Any] = {}
-
 
 class FinalizeRun(msgspec.Struct, frozen=True, kw_only=True):
     """The first token of an agent that reads another; of `finalize.py`."""

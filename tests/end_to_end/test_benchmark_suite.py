@@ -156,7 +156,7 @@ def test_gaps_between_tokens_are_told_by_group_over_all_runs() -> None:
     gaps = [DeviceGaps(group="a", devices=["cuda:0"], gaps_us=[1000] * 60)]
     late = [DeviceGaps(group="a", devices=["cuda:0"], gaps_us=[*[1000] * 38, 5000, 9000])]
     found = inter_token([run("serial", 0, [1], gaps=gaps), run("serial", 1, [1], gaps=late)])["a"]
-    assert (found.p50, found.p99, found.greatest, found.count) == (1.0, 9.0, 9.0, 100)
+    assert (found.p50, found.p99, found.greatest, found.count) == (1.0, 5.0, 9.0, 100)
 
 
 def test_rows_of_one_suite_are_compared_across_its_daemons() -> None:

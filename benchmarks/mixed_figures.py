@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from figures import percentile
 from lone_kernels import LoneKernel
-from pages.views import MixedStep, StepProfile
+from mixed_rows import MixedStep, StepProfile
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -30,8 +31,7 @@ def setups(steps: Iterable[MixedStep]) -> dict[str, list[StepTime]]:
     found: dict[str, list[StepTime]] = {setup: [] for setup, _, _ in gaps}
     for (setup, context, tokens), some in sorted(gaps.items()):
         if some:
-            p99_ms = sorted(some)[max(0, -(-len(some) * 99 // 100) - 1)]
-            found[setup].append(StepTime(context, tokens, statistics.median(some), p99_ms, len(some)))
+            found[setup].append(StepTime(context, tokens, statistics.median(some), percentile(some, 99), len(some)))
     return {setup: times for setup, times in found.items() if times}
 
 
