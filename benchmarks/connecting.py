@@ -17,7 +17,7 @@ from local_daemon import LogEvent, local_daemon
 from pingpong_bus.errors import ConfigError
 from pingpong_bus.messages import StatusReply
 from pingpong_client import AsyncClient
-from provenance import provenance
+from provenance import command_line, provenance
 
 _FIRST_TABLE = re.compile(r"^\s*\[", re.MULTILINE)
 
@@ -86,7 +86,7 @@ def made_with(status: StatusReply) -> dict[str, Any]:
     for engine in engines:
         if Path(engine.get("model", "")).is_absolute():  # where a folder lies is nobody's business
             engine["model"] = Path(engine["model"]).name
-    return {**provenance(), "engines": engines, "arguments": sys.argv[1:]}
+    return {**provenance(), "engines": engines, "arguments": command_line()}
 
 
 def _show(event: LogEvent) -> None:

@@ -35,7 +35,7 @@ from pingpong_worker.model_store import resolve_model
 from pingpong_worker.step_board import STEP_BOARD, StepBoard
 from pingpong_worker.vllm_settings import engine_arguments, engine_environment
 from pingpong_worker.vllm_versions import installed_version
-from provenance import provenance
+from provenance import command_line, provenance
 from runs import append_line, read_lines
 
 ANSWER_TOKENS = 64
@@ -230,7 +230,7 @@ def measure(options: argparse.Namespace) -> list[Measurement]:
     model = str(resolve_model(options.model))
     targets = [float(text) for text in options.targets.split(",")]
     core = min(os.sched_getaffinity(0)) if options.core is None else options.core
-    made_with = {**provenance(), "model": Path(model).name, "dtype": options.dtype, "arguments": sys.argv[1:]}
+    made_with = {**provenance(), "model": Path(model).name, "dtype": options.dtype, "arguments": command_line()}
     engines: list[EngineProcess] = []
     found: list[Measurement] = []
     try:

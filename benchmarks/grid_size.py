@@ -34,7 +34,7 @@ from pingpong_bus.messages import Sampling
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.main import simulated_parts, vllm_parts
 from pingpongd.config import DaemonConfig, load_config
-from provenance import provenance
+from provenance import command_line, provenance
 from runs import append_line, read_lines
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ async def measure(options: argparse.Namespace) -> list[CellRun]:
     runs: list[CellRun] = []
     async with engine_of(config) as engine:
         measuring = Cells(engine, seed=options.seed)
-        made_with = {**provenance(), "engine": msgspec.to_builtins(engine.limits), "arguments": sys.argv[1:]}
+        made_with = {**provenance(), "engine": msgspec.to_builtins(engine.limits), "arguments": command_line()}
         steps = {length: await measuring.step_ms(length) for length in lengths}
         for index in range(-1, options.rounds):
             for cell, length in itertools.product(cells[::-1] if index % 2 else cells, lengths):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from figures import percentile
 from group_load import ChainSize, Load
 from groups_config import GroupsSettings, decode_ms, expected_chain_ms
 from pingpong_bus.messages import ChainResult
-from provenance import provenance
+from provenance import command_line, provenance
 from supervisor_meter import CpuReading
 
 _ROOM = 0.7
@@ -193,15 +192,8 @@ def summarize(
         supervisor_descriptors=supervisor_descriptors,
         bell_connections=Spread.of(list(bells.values())),
         sweeper_cores=round(busy.others.get("sweeper", 0.0) / busy.at_s, 4),
-        provenance={**provenance(), "arguments": _arguments()},
+        provenance={**provenance(), "arguments": command_line()},
     )
-
-
-def _arguments() -> list[str]:
-    """The command line, without the file that results go to: that is a path of this machine."""
-    given = sys.argv[1:]
-    at = given.index("--out") if "--out" in given else len(given)
-    return given[:at] + given[at + 2 :]
 
 
 def dispatch_times(result: ChainResult) -> list[float]:

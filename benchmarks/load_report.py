@@ -46,7 +46,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     placements: dict[str, int]
     """How many chains were placed how."""
     saved: list[float]
-    """Percent of the baseline's mean end-to-end time, round by round; empty of the baseline itself."""
+    """Percent of the baseline's mean end-to-end time, round by round, of rounds in which all chains finished on both:
+    a mean of those that did says nothing where the slow ones did not. Empty of the baseline itself."""
 
 
 def limit_ms(rounds: Sequence[Round], goodput_ms: float | None, goodput_times: float) -> float:
@@ -55,10 +56,13 @@ def limit_ms(rounds: Sequence[Round], goodput_ms: float | None, goodput_times: f
 
 
 def comparable(rounds: Sequence[Round]) -> list[list[Round]]:
-    """Rounds of the same chains under the same load, apart from others; of each only indexes that every side has."""
+    """Rounds of the same chains under the same load by one commit, apart from others; of each only indexes that every
+    side has. The daemons of a suite run side by side: there the engines are part of the side."""
     found: dict[tuple[object, ...], list[Round]] = {}
     for one in rounds:
-        key = (one.load, one.shape, one.cache, one.exactness, one.seed, _device(one))
+        known = one.provenance
+        made_with = (known.get("suite") or _device(one), known.get("commit"), bool(known.get("dirty")))
+        key = (one.load, one.shape, one.cache, one.exactness, one.seed, *made_with)
         found.setdefault(key, []).append(one)
     return [_complete(some) for some in found.values()]
 
@@ -90,7 +94,7 @@ def summary(rounds: Sequence[Round], baseline: Sequence[Round], limit: float) ->
     seconds = sum(one.makespan_ms for one in rounds) / 1e3
     chains = sum(len(one.chains) for one in rounds)
     good = sum(ms <= limit for ms in e2e)
-    before = {one.index: _mean_e2e_ms(one) for one in baseline}
+    before = {one.index: _mean_e2e_ms(one) for one in baseline if _whole(one)}
     return Summary(
         side=rounds[0].side,
         how=rounds[0].how,
@@ -116,13 +120,17 @@ def summary(rounds: Sequence[Round], baseline: Sequence[Round], limit: float) ->
         saved=[
             saved_percent(before[one.index], _mean_e2e_ms(one))
             for one in rounds
-            if one.side != baseline[0].side and one.index in before
+            if one.side != baseline[0].side and _whole(one) and one.index in before
         ],
     )
 
 
+def _whole(one: Round) -> bool:
+    return len(one.finished) == len(one.chains)
+
+
 def _mean_e2e_ms(one: Round) -> float:
-    return statistics.fmean(chain.e2e_ms or 0.0 for chain in one.finished) if one.finished else math.nan
+    return statistics.fmean(chain.e2e_ms or 0.0 for chain in one.finished)
 
 
 def summaries(rounds: Sequence[Round], baseline: str | None, limit: float) -> list[Summary]:

@@ -7,8 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -55,7 +54,7 @@ class LoadTest:
         limits = [worker.limits for side in sides for worker in side.status.workers if worker.limits]
         self._vocabulary = min(limit.vocabulary_size for limit in limits)
         self._kv_tokens = min(limit.kv_tokens for limit in limits)
-        self._made_with = {side.spec.name: _origin(side) for side in sides}
+        self._made_with = {side.spec.name: made_with(side.status) for side in sides}
 
     async def warm_up(self) -> None:
         """Have each side run a chain its way."""
@@ -162,11 +161,13 @@ class LoadTest:
         try:
             options = side.options(number, settings.exactness, settings.patience_s)
             chain_id = await side.client.submit(chain, None, options, follow=True)
-            ended_ms = submitted_ms
+            ended_ms: float | None = None
             async with aclosing(side.client.follow(chain_id)) as events:
                 async for event in events:
                     if event.kind == "ended":
                         ended_ms = (time.monotonic() - zero) * 1e3
+            if ended_ms is None:  # its last events were lost with a connection
+                ended_ms = (time.monotonic() - zero) * 1e3
             result = await side.client.result(chain_id)
         except asyncio.CancelledError:
             with suppress(PingpongError):
@@ -227,13 +228,6 @@ def _chain_row(result: ChainResult, due_ms: float, submitted_ms: float, ended_ms
         predicted_ms=_rounded(result.predicted_ms),
         error="" if finished else result.error or result.state,
     )
-
-
-def _origin(side: Side) -> dict[str, Any]:
-    """Its provenance, without what names folders: the command line, and where the model lies."""
-    found = made_with(side.status)
-    engines = [{**engine, "model": Path(engine["model"]).name} for engine in found["engines"]]
-    return {key: value for key, value in found.items() if key != "arguments"} | {"engines": engines}
 
 
 def _rounded(ms: float | None) -> float | None:

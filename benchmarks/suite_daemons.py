@@ -184,6 +184,6 @@ async def _connected(host: _Host, spec: DaemonSpec, stack: AsyncExitStack) -> Da
     client = await stack.enter_async_context(AsyncClient(host.sockets, reconnect_s=RECONNECT_S))
     status = await client.status()
     check_ready(status)
-    origin = {"arguments": [], "configuration": spec.changes}  # without the command line: that names folders
+    origin = {"configuration": spec.changes}
     runner = await stack.enter_async_context(ChainRunner(client, status, daemon=host.name, origin=origin))
     return Daemon(host.name, client, status, runner, runner.times, origin)

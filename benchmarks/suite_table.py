@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,9 @@ from figures import (
     measured,
     saved_percent,
 )
-from load_rows import Gaps, Round
+from load_report import comparable as comparable_rounds
+from load_report import summaries
+from load_rows import Round
 from runs import Run
 
 COLUMNS = (
@@ -45,14 +48,8 @@ def _chains(runs: Sequence[Run]) -> str:
     ]
     for row, found in rows.items():
         times = [run.e2e_ms for run in found]
-        cells = [
-            row,
-            str(devices_used(found)),
-            str(len(found)),
-            f"{statistics.median(times):,.0f}",
-            f"{min(times):,.0f}",
-        ]
-        cells.append(f"{max(times):,.0f}")
+        cells = [row, str(devices_used(found)), str(len(found))]
+        cells += [f"{ms:,.0f}" for ms in (statistics.median(times), min(times), max(times))]
         reference = baseline(rows, row)
         if reference and reference is not found:
             before = statistics.median(run.e2e_ms for run in reference)
@@ -95,32 +92,19 @@ def _tails(reference: Sequence[Run], runs: Sequence[Run]) -> str:
 
 def _loads(rounds: Sequence[Round]) -> list[str]:
     tables = []
-    for shape, load, cache in dict.fromkeys((one.shape, one.load, one.cache) for one in rounds):
-        some = [one for one in rounds if (one.shape, one.load, one.cache) == (shape, load, cache)]
+    for some in comparable_rounds(rounds):
+        first = some[0]
         lines = [
-            f"## {load}, {shape}, {cache} cache",
+            f"## {first.load}, {first.shape}, {first.cache} cache",
             "",
             "| side | rounds | mean E2E, ms | saved | all within, ms | ITL p50 | p99 | chains finished |",
             "|---|--:|--:|--:|--:|--:|--:|--:|",
         ]
-        sides = {side: [one for one in some if one.side == side] for side in dict.fromkeys(one.side for one in some)}
-        stock = next((found for found in sides.values() if found[0].how == "round-robin"), [])
-        for side, found in sides.items():
-            gaps = Gaps()
-            for one in found:
-                for group in one.gaps.values():
-                    gaps.merge(group)
-            saved = f"{saved_percent(_mean_ms(stock), _mean_ms(found)):.1f} %" if stock and found is not stock else "-"
+        for side in summaries(some, None, math.inf):
+            saved = f"{statistics.median(side.saved):.1f} %" if side.saved else "-"
             lines.append(
-                f"| {side} | {len(found)} | {_mean_ms(found):,.0f} | {saved} "
-                f"| {statistics.fmean(one.makespan_ms for one in found):,.0f} | {gaps.percentile_ms(50):.2f} "
-                f"| {gaps.percentile_ms(99):.2f} | {sum(len(one.finished) for one in found)} of "
-                f"{sum(len(one.chains) for one in found)} |"
+                f"| {side.side} | {side.rounds} | {side.e2e_mean_ms:,.0f} | {saved} | {side.makespan_ms:,.0f} "
+                f"| {side.itl_p50_ms:.2f} | {side.itl_p99_ms:.2f} | {side.finished} of {side.chains} |"
             )
         tables.append("\n".join(lines) + "\n")
     return tables
-
-
-def _mean_ms(rounds: Sequence[Round]) -> float:
-    times = [chain.e2e_ms or 0.0 for one in rounds for chain in one.finished]
-    return statistics.fmean(times) if times else float("nan")

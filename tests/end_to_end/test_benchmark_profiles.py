@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-EXAMPLES = Path(__file__).parents[2] / "examples"
-sys.path.insert(0, str(BENCHMARKS))
-
-from bare_chain import bare_agents  # noqa: E402
-from chain import build_chain, parse_arguments  # noqa: E402
-from cores import on_allowed_cores  # noqa: E402
-from harness import check_ready, chosen_ways, in_order  # noqa: E402
-from pingpong_bus.chain import parse_chain, raw_parts, upstreams, validate_chain  # noqa: E402
-from pingpong_bus.errors import ConfigError, DaemonUnavailable, DataError, UsageError  # noqa: E402
-from pingpong_bus.messages import AgentResult, ChainResult, EngineLimits, StatusReply, WorkerStatus  # noqa: E402
-from presend import chained, presend_agents  # noqa: E402
-from profiles import (  # noqa: E402
+from bare_chain import bare_agents
+from chain import build_chain, parse_arguments
+from cores import on_allowed_cores
+from harness import check_ready, chosen_ways, in_order
+from pingpong_bus.chain import parse_chain, raw_parts, upstreams, validate_chain
+from pingpong_bus.errors import ConfigError, DaemonUnavailable, DataError, UsageError
+from pingpong_bus.messages import AgentResult, ChainResult, EngineLimits, StatusReply, WorkerStatus
+from presend import chained, presend_agents
+from profiles import (
     PROFILES,
     Profile,
     filling_chain,
@@ -32,7 +27,9 @@ from profiles import (  # noqa: E402
     with_forced_length,
     with_sampling,
 )
+from provenance import command_line
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = Profile(name="small", prefix=50, output=8, last_output=2, agents=3, suffix=4)
 
 
@@ -243,3 +240,8 @@ def _serial_result() -> ChainResult:
             prompt += [item] if isinstance(item, int) else outputs[index - 1]
         agents.append(AgentResult(name=agent.name, output_ids=outputs[index], prompt_ids=prompt))
     return ChainResult(id="c", name=chain.name, state="finished", agents=agents)
+
+
+def test_the_command_line_is_kept_without_the_machines_folders() -> None:
+    given = ["--out", "/srv/x y/a.jsonl", "--side=ours=/run/pp:auto", '{"model": "/m/q", "n": 1}', "examples/cpu.toml"]
+    assert command_line(given) == ["--out", "a.jsonl", "--side=ours=pp:auto", '{"model": "q", "n": 1}', given[-1]]

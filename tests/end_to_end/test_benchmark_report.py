@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec.structs import replace
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from figures import (
     Spread,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import struct
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from pingpong_bus.messages import AgentResult, AppendEntry, ChainResult
 from timeline import COLOURS, Bar, bars, draw
