@@ -120,8 +120,32 @@ def planned(output: object, begun: float, **more: Any) -> PlannedStep:
         finalizes_wait=False,
         starved_steps=0,
     )
-    values = {"rows": 1, "work": 10.0, "kind": "decodes", "append_tokens": 0, "grant": Grant(0, "no appends")}
+    values = {"rows": 1, "work": 10.0, "kind": "decodes", "append_tokens": 0, "admits": False}
+    values |= {"grant": Grant(0, "no appends")}
     return PlannedStep(output=output, begun=begun, view=view, **(values | more))
+
+
+def test_what_it_costs_to_take_a_request_in_is_no_price_of_its_size() -> None:
+    ledger = StepLedger((), 64, None)
+    alone, first, later = object(), object(), object()
+    ledger.plan(planned(alone, begun=0.0))
+    ledger.end(alone, 0.010)
+    beside: dict[str, Any] = {"kind": "beside", "rows": 33, "append_tokens": 32, "waiting": 64}
+    step = StepView(
+        decodes=1,
+        decode_work=10.0,
+        target_ratio=1.5,
+        target_ms=None,
+        append_tokens=32,
+        append_context=0,
+        finalizes_wait=False,
+        starved_steps=0,
+    )
+    ledger.plan(planned(first, begun=0.010, admits=True, **beside))
+    ledger.end(first, 0.030)
+    ledger.plan(planned(later, begun=0.030, **beside))
+    ledger.end(later, 0.041)
+    assert ledger.policy.grant(step).tokens == 32, "a step of this size takes 11 ms, not 20"
 
 
 def test_a_step_lasts_from_its_start_or_from_the_end_of_the_one_before() -> None:

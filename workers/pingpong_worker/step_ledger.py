@@ -36,6 +36,8 @@ class PlannedStep:
     kind: StepKind
     append_tokens: int
     """Those of appends among them."""
+    admits: bool
+    """Whether a request is in a step for the first time."""
     view: StepView
     grant: Grant
 
@@ -68,7 +70,10 @@ class StepLedger:
                 pass  # its result never came
             seconds = now - max(self._ended, step.begun)
             self._show(step, seconds)
-            self._prices.learn(step.rows, step.work, seconds, step.kind)
+            # To take a request in costs the host some milliseconds, once, however much of it the step computes: as
+            # much as doubles a small step beside decodes on a GPU. As the price of its size it would forbid that size.
+            if step.kind != "beside" or not step.admits:
+                self._prices.learn(step.rows, step.work, seconds, step.kind)
         self._ended = now
 
     def _show(self, step: PlannedStep, seconds: float) -> None:

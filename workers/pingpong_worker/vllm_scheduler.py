@@ -210,6 +210,7 @@ class DecodeFirstSteps:
             ),
             kind=_kind(scheduled.keys(), decodes),
             append_tokens=sum(tokens for name, tokens in scheduled.items() if name in appends),
+            admits=bool(output.scheduled_new_reqs),
             view=view,
             grant=grant,
         )

@@ -99,7 +99,7 @@ def faults(parts: Any, ours: ModuleType) -> Iterator[str]:
     for name in sorted(READY):
         if name not in parts.status.__members__:
             yield f"there is no status `{name}`"
-    for name in ("num_scheduled_tokens", "total_num_scheduled_tokens", "preempted_req_ids"):
+    for name in ("num_scheduled_tokens", "total_num_scheduled_tokens", "preempted_req_ids", "scheduled_new_reqs"):
         if name not in parts.output.__dataclass_fields__:
             yield f"a step's output has no `{name}`"
     for name in ("max_tokens", "sampling_params"):
