@@ -25,7 +25,8 @@ class Choice(msgspec.Struct, frozen=True):
     best: Placed | None
     """The fastest of those that ran by name on the same daemon at the same level; None where none did."""
     over_best_percent: float | None
-    """How much longer the chosen placement took than the best one, both asked for by name."""
+    """How much longer the chosen placement took than the best one, both asked for by name; the median over the runs of
+    auto, each by the groups that it took. None where only one mode ran by name."""
     over_series_percent: float | None
     """How much longer auto took than the fastest series on that daemon."""
     origins: list[Origin]
@@ -70,11 +71,11 @@ def _choice(measured: Measured, auto: Placed) -> Choice:
     named = [
         one
         for one in measured.placed
-        if one.mode not in ("auto", "presend")
-        and (one.daemon, one.level, one.session) == (auto.daemon, auto.level, auto.session)
+        if one.mode not in ("auto", "presend") and (one.daemon, one.asked) == (auto.daemon, auto.asked)
     ]
+    choice = len({one.mode for one in named}) > 1
     best = min(named, key=lambda one: one.median_ms, default=None)
-    taken = [one.median_ms for one in named if one.mode == chosen]
+    taken = [found.median_ms for run in auto.runs if (found := _by_name(run, chosen, named))]
     series = [one for one in named if one.mode == "serial"]
     fastest = min(series, key=lambda one: one.median_ms, default=None)
     used = [*auto.found, *(found for one in named for found in one.found)]
@@ -84,10 +85,22 @@ def _choice(measured: Measured, auto: Placed) -> Choice:
         chosen=chosen,
         times=times,
         best=best,
-        over_best_percent=100 * (min(taken) / best.median_ms - 1) if best and taken else None,
+        over_best_percent=100 * (statistics.median(taken) / best.median_ms - 1) if best and taken and choice else None,
         over_series_percent=100 * (auto.median_ms / fastest.median_ms - 1) if fastest else None,
         origins=origins(used),
     )
+
+
+def _by_name(run: Run, mode: str, named: Iterable[Placed]) -> Placed | None:
+    """The placement asked for by name that a run of auto took: of this mode, on its group if it was held to one.
+
+    Where that group was not named another one stands for it. None: the run took another mode, or that was not named.
+    """
+    if run.result.placement != mode:
+        return None
+    workers = {agent.worker for agent in run.result.agents}
+    alike = [one for one in named if one.mode == mode]
+    return min(alike, key=lambda one: ({one.group} != workers, one.group != ""), default=None)
 
 
 def predictions(runs: Iterable[Run]) -> list[Prediction]:

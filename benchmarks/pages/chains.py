@@ -95,9 +95,17 @@ class Placed(msgspec.Struct, frozen=True):
         return statistics.median(run.e2e_ms for run in self.runs)
 
     @property
-    def kind(self) -> tuple[str, str, str, int | None]:
-        """Without daemon and group: what placements of different suites have in common."""
-        return self.mode, self.level, self.session, self.append_tokens
+    def asked(self) -> tuple[str, str, int | None]:
+        """What was asked for besides mode and group."""
+        return self.level, self.session, self.append_tokens
+
+    def repeats(self, earlier: Placed) -> bool:
+        """Whether another suite's placement is the same, whatever daemon and group are called there."""
+        return (self.mode, self.asked, self.devices) == (
+            earlier.mode,
+            earlier.asked,
+            earlier.devices,
+        ) and earlier.decode_first in (self.decode_first, None)
 
     @property
     def name(self) -> str:
@@ -137,7 +145,7 @@ def latest(measured: Sequence[Measured]) -> list[Measured]:
         return (
             later.date > one.date
             and _alike(later.cell) == _alike(one.cell)
-            and {placed.kind for placed in later.placed} >= {placed.kind for placed in one.placed}
+            and all(any(placed.repeats(earlier) for placed in later.placed) for earlier in one.placed)
         )
 
     return [one for one in measured if not any(repeats(later, one) for later in measured)]

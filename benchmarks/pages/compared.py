@@ -74,7 +74,12 @@ def iso_of(placed: Placed, baseline: Placed | None, others: Sequence[Placed]) ->
     """The fastest series on as many devices as a placement has, where its baseline has fewer."""
     if baseline is None or baseline.devices >= placed.devices:
         return None
-    series = [one for one in others if one.mode == "serial" and one.devices == placed.devices]
+    series = [
+        one
+        for one in others
+        if one.mode == "serial"
+        and (one.devices, one.level, one.session) == (placed.devices, placed.level, placed.session)
+    ]
     return min(series, key=lambda one: one.median_ms, default=None)
 
 

@@ -97,15 +97,21 @@ def main_cell(measured: Iterable[Measured], prefix: int) -> list[Measured]:
     return sorted(found, key=lambda one: one.date)
 
 
-def _latest(
-    measured: Iterable[Measured], prefix: int, fits: Callable[[Placed], bool]
-) -> tuple[Measured | None, list[Compared]]:
-    """The latest main cell in which a placement fits and has a baseline, and those placements."""
+def _latest(measured: Iterable[Measured], prefix: int, fits: Callable[[Placed], bool]) -> list[Compared]:
+    """Of the latest main cell in which a placement fits and is held against series, those placements."""
     for one in reversed(main_cell(measured, prefix)):
-        fitting = [found for found in compared(one) if found.baseline and _plain(found.placed) and fits(found.placed)]
+        fitting = [found for found in _against_series(one) if fits(found.placed)]
         if fitting:
-            return one, fitting
-    return None, []
+            return fitting
+    return []
+
+
+def _against_series(measured: Measured) -> list[Compared]:
+    return [
+        found
+        for found in compared(measured)
+        if found.baseline is not None and found.baseline.mode == "serial" and _plain(found.placed)
+    ]
 
 
 def _plain(placed: Placed) -> bool:
@@ -122,12 +128,14 @@ def ping_pong_hidden(measured: Iterable[Measured], prefix: int) -> Figure:
         f"Ping-pong at P {prefix}, output {OUTPUT}, cold, exactness fast: of the downstream agents' TTFT in series "
         "less a decode step each, the share that is gone; each run against the serial run of its index, the median."
     )
-    _, found = _latest(measured, prefix, lambda placed: placed.mode == "ping-pong" and placed.devices == placed.groups)
+    found = _latest(
+        measured, prefix, lambda placed: placed.mode == "ping-pong" and (placed.groups, placed.devices) == (2, 2)
+    )
     known = [one for one in found if one.hidden is not None]
     if not known:
         return Figure(value=None, how=how, missing=_NO_GPU_RUN)
-    best = known[0]
-    return Figure(value=round(best.hidden or 0.0, 4), origins=_rows_of(best.placed, best.baseline), how=how)
+    first = known[0]
+    return Figure(value=round(first.hidden or 0.0, 4), origins=_rows_of(first.placed, first.baseline), how=how)
 
 
 def _overlap(placed: Placed, devices: int) -> bool:
@@ -150,7 +158,7 @@ def one_gpu_saved(measured: Iterable[Measured], prefix: int) -> Figure:
         f"Overlap in one engine on one GPU at P {prefix}, output {OUTPUT}, cold: median end to end against the median "
         "of series on that GPU; the median over the GPUs where it ran on more than one."
     )
-    _, found = _latest(measured, prefix, lambda placed: _overlap(placed, 1) and placed.decode_first is True)
+    found = _latest(measured, prefix, lambda placed: _overlap(placed, 1) and placed.decode_first is True)
     return _saved(found, how) if found else Figure(value=None, how=how, missing=_NO_GPU_RUN)
 
 
@@ -158,11 +166,11 @@ def one_gpu_over_stock(measured: Sequence[Measured], prefix: int) -> Figure:
     """What overlap saves under our scheduler less what it saves under vLLM's own with its flags."""
     how = (
         f"Percent saved by overlap on one GPU at P {prefix}, output {OUTPUT}, cold, under our scheduler, less the most "
-        "that it saves under vLLM's own scheduler with its flags in the same suite; each against series on the same "
-        "GPU and daemon."
+        "that it saves under vLLM's own scheduler with its flags in the same suite; each against the series that its "
+        "row names, on the same GPU."
     )
     for one in reversed(main_cell(measured, prefix)):
-        found = [some for some in compared(one) if some.baseline and _plain(some.placed) and _overlap(some.placed, 1)]
+        found = [some for some in _against_series(one) if _overlap(some.placed, 1)]
         ours = [some for some in found if some.placed.decode_first is True]
         stock = [some for some in found if some.placed.decode_first is False]
         if ours and stock:
@@ -179,7 +187,7 @@ def tp2_saved(measured: Iterable[Measured], prefix: int) -> Figure:
         f"Overlap in one tensor-parallel engine over two GPUs at P {prefix}, output {OUTPUT}, cold: median end to end "
         "against the median of series in that engine."
     )
-    _, found = _latest(measured, prefix, lambda placed: _overlap(placed, 2) and placed.decode_first is True)
+    found = _latest(measured, prefix, lambda placed: _overlap(placed, 2) and placed.decode_first is True)
     return _saved(found, how) if found else Figure(value=None, how=how, missing=_NO_GPU_RUN)
 
 
@@ -187,7 +195,8 @@ def eight_chains_saved(found: Sequence[Found[Round]], prefix: int) -> Figure:
     """Eight chains at once, placed by `auto`, against two stock engines that take chains in turn."""
     how = (
         f"Eight chains at once at P {prefix}, output {OUTPUT}, cold, on two GPUs: mean end to end under auto against "
-        "that of two engines with vLLM's own scheduler behind round-robin, each chain in series; median of the rounds."
+        "that of two engines with vLLM's own scheduler behind round-robin, each chain in series; median of the rounds "
+        "in which all chains finished."
     )
     fitting = [
         one
@@ -196,6 +205,7 @@ def eight_chains_saved(found: Sequence[Found[Round]], prefix: int) -> Figure:
         and (one.row.shape.prefix, one.row.shape.output, one.row.cache) == (prefix, OUTPUT, "cold")
         and machine(one.row.provenance).gpus
         and not is_simulated(one.row.provenance)
+        and _devices(one.row) == 2
     ]
     for rounds in reversed(comparable(rows(fitting))):
         sides = summaries(rounds, None, limit_ms(rounds, None, 2.0))
@@ -204,7 +214,11 @@ def eight_chains_saved(found: Sequence[Found[Round]], prefix: int) -> Figure:
             continue
         used = [one for one in fitting if one.row in rounds and one.row.side in (sides[0].side, ours.side)]
         return Figure(value=round(statistics.median(ours.saved), 2), origins=origins(used), how=how)
-    return Figure(value=None, how=how, missing=_NO_GPU_RUN)
+    return Figure(value=None, how=how, missing="No file holds such rounds, in which all chains finished.")
+
+
+def _devices(one: Round) -> int:
+    return len({device for engine in one.provenance.get("engines", ()) for device in engine.get("devices", ())})
 
 
 def warm_worst(chosen: Sequence[Choice]) -> Figure:
@@ -226,7 +240,8 @@ def auto_within(chosen: Sequence[Choice]) -> Figure:
     """In how many cells `auto` picked the fastest placement or one within 3 %."""
     how = (
         "Percent of the cells, real engines, on GPUs where that was measured, in which the placement that auto picked "
-        "most often took, when asked for by name, at most 1.03 times the median of the daemon's fastest placement."
+        "most often took, when asked for by name, at most 1.03 times the median of the daemon's fastest placement; of "
+        "cells in which several modes ran by name."
     )
     judged = [one for one in chosen if one.over_best_percent is not None]
     if not judged:
@@ -247,8 +262,8 @@ def daemon_overhead(found: Sequence[Found[OverheadRun]]) -> Figure:
         "longer, the median of pairs; of series and ping-pong the worse one, on GPUs where that was measured."
     )
     values: list[tuple[bool, str, float, list[Found[OverheadRun]]]] = []
-    for (file, gpus, mode), some in by_key(
-        found, lambda one: (one.origin.file, bool(machine(one.row.provenance).gpus), one.row.mode)
+    for (file, gpus, _, mode), some in by_key(
+        found, lambda one: (one.origin.file, bool(machine(one.row.provenance).gpus), one.row.profile, one.row.mode)
     ).items():
         bare, daemon = ([run for run in rows(some) if run.system == system] for system in ("bare", "daemon"))
         if bare and daemon and mode in MODES:

@@ -192,6 +192,7 @@ def test_every_figure_comes_from_its_rows(root: Path) -> None:
     assert lines(found["tp2_overlap_saved_percent_12k"]) == [("chains", 11), ("chains", 12)]
     assert found["eight_chains_saved_percent_4k"].value == pytest.approx((15 + 20) / 2)
     assert lines(found["eight_chains_saved_percent_4k"]) == [("load", line) for line in (1, 2, 3, 4)]
+    assert found["eight_chains_saved_percent_12k"].value is None
     # Warm, auto took 2 % longer than series, and ping-pong would have been 4 % faster.
     assert found["warm_worst_percent"].value == pytest.approx(2.0)
     assert found["auto_within_3_percent"].value == 50.0
@@ -232,6 +233,16 @@ def test_a_cell_that_was_measured_again_with_all_its_placements_is_shown_once(ro
     assert sorted(one.cell.suite for one in latest(measured)) == ["s", "t"], "the later one lacks presend"
 
 
+def test_a_later_overlap_is_another_where_its_scheduler_or_its_devices_are(root: Path) -> None:
+    later = [
+        msgspec.structs.replace(one, suite="t", provenance=made_with(one.daemon, "2031-01-01"))
+        for one in COLD
+        if one.daemon == "pair"
+    ]
+    measured = cells(results_of(root, first=COLD, second=later).runs)
+    assert [one.cell.suite for one in latest(measured)] == ["s", "t"]
+
+
 def test_auto_is_judged_by_placements_of_its_own_daemon(root: Path) -> None:
     runs = results_of(root, chains=[*COLD, *WARM]).runs
     cold, warm = choices(cells(runs))
@@ -242,6 +253,20 @@ def test_auto_is_judged_by_placements_of_its_own_daemon(root: Path) -> None:
     predicted = predictions(rows(runs))
     assert [one.placement for one in predicted] == ["ping-pong", "serial"]
     assert median_error_percent(predicted) == pytest.approx((2.0 + 100 * (1 - 7000 / 7140)) / 2)
+
+
+def on_group(one: Run, group: str) -> Run:
+    agents = [msgspec.structs.replace(agent, worker=group) for agent in one.result.agents]
+    return msgspec.structs.replace(one, result=msgspec.structs.replace(one.result, agents=agents))
+
+
+def test_auto_is_judged_by_the_group_that_it_took_and_only_where_it_had_a_choice(root: Path) -> None:
+    slow = on_group(run("pair auto", 0, 10_000, 1000, placement="serial", predicted_ms=1), "gpu1")
+    series = [run("pair serial@gpu0", 0, 10_000, 1000), run("pair serial@gpu1", 0, 10_500, 1000)]
+    (chosen,) = choices(cells(results_of(root, chains=[*series, run("pair ping-pong", 0, 11_000, 40), slow]).runs))
+    assert chosen.over_best_percent == pytest.approx(5.0)
+    (alone,) = choices(cells(results_of(root, other=[*series, slow]).runs)[1:])
+    assert alone.over_best_percent is None
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b'{"profile": "p", "mode": "serial", "cache": "cold", "result": {}}'])
