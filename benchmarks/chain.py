@@ -22,8 +22,6 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-import msgspec
-
 from chain_runner import ChainRunner
 from connecting import add_daemon_arguments, connection
 from figures import baseline, comparable, exactness, measured
@@ -33,10 +31,9 @@ from pingpong_bus.errors import NotEqual, PingpongError, UsageError
 from profiles import (
     PROFILES,
     Document,
-    Profile,
     Shape,
-    described,
     ids_chain,
+    reshaped,
     text_chain,
     with_forced_length,
     with_sampling,
@@ -89,7 +86,15 @@ def build_chain(options: argparse.Namespace, vocabulary: int) -> Chain:
         UsageError: no such profile. ChainError: the file is no valid chain.
     """
     if options.profile in PROFILES:
-        chain = ids_chain(shaped(PROFILES[options.profile], options), seed=options.seed, vocabulary=vocabulary)
+        profile = reshaped(
+            PROFILES[options.profile],
+            prefix=options.prefix,
+            output=options.output,
+            agents=options.agents,
+            shape=options.shape,
+            document=options.document,
+        )
+        chain = ids_chain(profile, seed=options.seed, vocabulary=vocabulary)
     elif options.profile == "text":
         chain = text_chain()
     elif Path(options.profile).is_file():
@@ -103,24 +108,6 @@ def build_chain(options: argparse.Namespace, vocabulary: int) -> Chain:
     if options.temperature:
         chain = with_sampling(chain, temperature=options.temperature, seed=options.seed)
     return chain
-
-
-def shaped(profile: Profile, options: argparse.Namespace) -> Profile:
-    """The profile with what the command line changes, and then named for its shape."""
-    if not (
-        options.prefix or options.output or options.agents or options.shape != "line" or options.document != "none"
-    ):
-        return profile
-    changed = msgspec.structs.replace(
-        profile,
-        prefix=options.prefix or profile.prefix,
-        output=options.output or profile.output,
-        last_output=max(1, options.output // 4) if options.output else profile.last_output,
-        agents=options.agents or profile.agents,
-        shape=options.shape,
-        document=options.document,
-    )
-    return msgspec.structs.replace(changed, name=described(changed))
 
 
 async def measure(options: argparse.Namespace) -> list[Run]:

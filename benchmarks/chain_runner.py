@@ -63,7 +63,8 @@ class ChainRunner:
         self._devices = {worker.name: worker.devices for worker in status.workers}
         self._provenance = made_with(status) | dict(origin or {})
         self.times = TokenTimes(client.socket.parent)
-        self._presend: dict[int, tuple[Chain, list[PresendAgent]]] = {}
+        self._presend: tuple[Chain, list[PresendAgent]] | None = None
+        """The last chain that was taken apart for presend."""
 
     async def __aenter__(self) -> Self:
         await self.times.__aenter__()
@@ -85,15 +86,14 @@ class ChainRunner:
         Raises:
             DataError: an agent does not read just the output of the one before, once.
         """
-        known = self._presend.get(id(chain))
-        if known is None:
+        if self._presend is None or self._presend[0] is not chain:
             if all(agent.prompt_ids for agent in chain.agents):
                 found = presend_ids(chain)
             else:
                 serial = await self._client.run(chain, None, SubmitOptions(mode="serial"))
                 found = presend_agents(chain, await self._client.result(serial.id, prompt_ids=True))
-            known = self._presend[id(chain)] = (chain, found)  # with the chain, so that its id stays its own
-        return known[1]
+            self._presend = chain, found
+        return self._presend[1]
 
     async def set_caches(self, chain: Chain, cache: Cache, exactness: Exactness | None = None) -> None:
         """Empty the prefix caches, and fill every group's with the chain's static prefixes if they are to be warm."""

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -34,6 +34,7 @@ from profiles import Profile, ids_chain
 from runs import append_line, read_lines
 
 MODES: tuple[Mode, ...] = ("ping-pong", "overlap", "serial")
+SESSIONS: tuple[SessionKind, ...] = get_args(SessionKind)
 STAGES = {
     "bell": "rung",
     "feed": "finalized",
@@ -188,7 +189,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[FinalizeRun
                 runs.append(run)
                 if options.out:
                     append_line(options.out, run)
-            print(f"{index + 1 or 'warm-up'}", file=sys.stderr, flush=True)
+            print(f"round {index + 1} of {options.runs}" if index >= 0 else "warm-up", file=sys.stderr, flush=True)
     return runs
 
 
@@ -199,7 +200,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prefix", default="4096", help="tokens of each agent's own text; comma-separated")
     parser.add_argument("--output", type=int, default=256, help="tokens that the upstream writes")
     parser.add_argument("--modes", default="ping-pong", help=f"of {', '.join(MODES)}; comma-separated")
-    parser.add_argument("--sessions", default="prefix-cache", help="prefix-cache, streaming-input; comma-separated")
+    parser.add_argument("--sessions", default="prefix-cache", help=f"of {', '.join(SESSIONS)}; comma-separated")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--out", type=Path, help="JSONL file that the runs are added to")
     parser.add_argument("--report", type=Path, help="only report the runs of this file")
@@ -208,6 +209,9 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--config: the daemon has to be started here, for it is traced")
     options.prefix = [int(text) for text in options.prefix.split(",")]
     options.modes, options.sessions = options.modes.split(","), options.sessions.split(",")
+    for flag, given, known in (("modes", options.modes, MODES), ("sessions", options.sessions, SESSIONS)):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"--{flag}: {unknown[0]!r} is none of {', '.join(known)}")
     return options
 
 

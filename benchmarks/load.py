@@ -27,7 +27,7 @@ from load_rounds import LoadTest, Settings, run_tests
 from load_rows import Load, Round, Shape
 from load_sides import SideSpec, opened
 from pingpong_bus.errors import ChainFailed, PingpongError, UsageError
-from profiles import PROFILES
+from profiles import PROFILES, reshaped
 from runs import append_line, read_lines
 
 
@@ -62,16 +62,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def chosen_settings(options: argparse.Namespace, load: Load) -> Settings:
     """What all sides have in common under one load."""
-    profile = PROFILES[options.profile]
-    shape = Shape(
-        prefix=options.prefix or profile.prefix,
-        output=options.output or profile.output,
-        last_output=max(1, options.output // 4) if options.output else profile.last_output,
-        agents=options.agents or profile.agents,
-    )
+    profile = reshaped(PROFILES[options.profile], prefix=options.prefix, output=options.output, agents=options.agents)
     return Settings(
         load=load,
-        shape=shape,
+        shape=Shape.of(profile),
         cache=options.cache,
         exactness=options.exactness,
         seed=options.seed,

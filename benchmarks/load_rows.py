@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from pingpong_bus.chain import Exactness
+from profiles import Profile
 
 How = Literal["auto", "serial", "ping-pong", "overlap", "round-robin"]
 """A mode of the daemon's; or round-robin: chain k in series on group k mod N, as clients of stock engines do."""
@@ -50,6 +51,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that each agent but the last writes."""
     last_output: int
     agents: int
+
+    @classmethod
+    def of(cls, profile: Profile) -> Shape:
+        """Of chains of a profile, which is a line."""
+        return cls(prefix=profile.prefix, output=profile.output, last_output=profile.last_output, agents=profile.agents)
 
     def __str__(self) -> str:
         return f"{self.agents} agents, prefix {self.prefix}, output {self.output}"

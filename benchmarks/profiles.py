@@ -61,6 +61,32 @@ def described(profile: Profile) -> str:
     return f"{kind}{profile.agents} agents, {own}, output {profile.output}"
 
 
+def reshaped(
+    profile: Profile,
+    *,
+    prefix: int | None = None,
+    output: int | None = None,
+    agents: int | None = None,
+    shape: Shape = "line",
+    document: Document = "none",
+) -> Profile:
+    """The profile with other sizes, named for its shape if that makes it another; None leaves a size as it is.
+
+    Args:
+        output: of each agent; the last one writes a quarter of it.
+    """
+    changed = msgspec.structs.replace(
+        profile,
+        prefix=prefix or profile.prefix,
+        output=output or profile.output,
+        last_output=max(1, output // 4) if output else profile.last_output,
+        agents=agents or profile.agents,
+        shape=shape,
+        document=document,
+    )
+    return profile if changed == profile else msgspec.structs.replace(changed, name=described(changed))
+
+
 PROFILES = {
     profile.name: profile
     for profile in (

@@ -12,8 +12,7 @@ import msgspec
 from chain_runner import RunSettings
 from harness import in_order
 from load_rounds import LoadTest, Settings
-from load_rows import Round
-from load_rows import Shape as LoadShape
+from load_rows import Round, Shape
 from load_sides import Side
 from pingpong_bus.errors import PingpongError
 from pingpong_client import AsyncClient
@@ -130,12 +129,7 @@ class SuiteRun:
         profile = cell.chain_profile()
         settings = Settings(
             load=cell.load,
-            shape=LoadShape(
-                prefix=profile.prefix,
-                output=profile.output,
-                last_output=profile.last_output,
-                agents=profile.agents,
-            ),
+            shape=Shape.of(profile),
             cache=cell.cache,
             exactness=cell.exactness or "fast",
             seed=0,

@@ -26,7 +26,7 @@ from load_rows import How, Load
 from load_sides import HOWS
 from pingpong_bus.chain import Exactness
 from pingpong_bus.errors import ConfigError, UsageError
-from profiles import PROFILES, Document, Profile, Shape, described
+from profiles import PROFILES, Document, Profile, Shape, reshaped
 from runs import row_name
 from ways import Way, baseline_of, parse_way
 
@@ -89,18 +89,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """
         if self.profile is not None and self.profile not in PROFILES:
             raise UsageError(f"cell {self.name}: there is no profile {self.profile}.", hint=", ".join(PROFILES))
-        base = PROFILES[self.profile or "cpu"]
-        changed = msgspec.structs.replace(
-            base,
-            prefix=self.prefix or base.prefix,
-            output=self.output or base.output,
-            last_output=max(1, self.output // 4) if self.output else base.last_output,
-            agents=self.agents or base.agents,
+        return reshaped(
+            PROFILES[self.profile or "cpu"],
+            prefix=self.prefix,
+            output=self.output,
+            agents=self.agents,
             shape=self.shape,
             document=self.document,
         )
-        named = self.profile is not None and changed == base
-        return base if named else msgspec.structs.replace(changed, name=described(changed))
 
     @property
     def load(self) -> Load:
@@ -144,7 +140,9 @@ def load_suite(path: Path) -> Suite:
     if len(set(names)) < len(names):
         raise ConfigError(f"{path}: two cells have the same name.")
     for cell in suite.cells:
-        cell.chain_profile()
+        profile = cell.chain_profile()
+        if cell.at_once and (profile.shape, profile.document) != ("line", "none"):
+            raise ConfigError(f"{path}: cell {cell.name} has many chains, which can only be lines without a document.")
         for daemon in daemons_of(cell):
             if daemon not in suite.daemons:
                 raise ConfigError(f"{path}: cell {cell.name} wants a daemon {daemon}, which there is not.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+
 from pages.auto import choices, median_error_percent, predictions
 from pages.chain_sections import brief
 from pages.chains import cells, latest
-from pages.markdown import NOTHING, counted, number, percent, table
+from pages.markdown import NOTHING, counted, number, percent, series, table
 from pages.rows import Results, by_key, rows
 
 
@@ -24,7 +26,7 @@ def auto(results: Results) -> list[str]:
         body = [
             [
                 brief(one.measured.cell),
-                f"{one.chosen} ({counted(one.times, len(one.auto.found))})",
+                f"{series(one.chosen)} ({counted(one.times, len(one.auto.found))})",
                 one.best.name if one.best else NOTHING,
                 number(one.auto.median_ms),
                 number(one.best.median_ms) if one.best else NOTHING,
@@ -46,10 +48,10 @@ def auto(results: Results) -> list[str]:
         groups = {"all": predicted} | by_key(predicted, lambda one: one.placement)
         body = [
             [
-                name,
+                series(name),
                 str(len(some)),
                 percent(median_error_percent(some)),
-                percent(sorted(one.error_percent for one in some)[len(some) // 2]),
+                percent(statistics.median(one.error_percent for one in some)),
                 percent(max(abs(one.error_percent) for one in some)),
             ]
             for name, some in groups.items()

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from pages.machines import Machine, is_simulated, machine, version
+from pages.markdown import series
 from pages.rows import Found, by_key, rows
 from profiles import PROFILES, Shape
 from runs import RUN_MODES, Run
@@ -110,7 +111,7 @@ class Placed(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """As tables call it."""
-        words = [self.row.replace("serial", "series")]
+        words = [series(self.row)]
         if self.level != "fast":
             words.append(self.level)
         if self.session != "default":

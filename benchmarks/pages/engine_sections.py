@@ -11,7 +11,7 @@ from exactness import ChainPair, equal_chains
 from figures import percentile
 from overhead import MODES, SYSTEMS, OverheadRun
 from pages.machines import version
-from pages.markdown import NOTHING, counted, number, opened, percent, table
+from pages.markdown import NOTHING, counted, number, opened, percent, series, table
 from pages.rows import Found, Results, by_key, rows
 
 
@@ -40,7 +40,7 @@ def overhead(results: Results) -> list[str]:
                 body.append(
                     [
                         profile,
-                        mode.replace("serial", "series"),
+                        series(mode),
                         str(len(daemon)),
                         *(number(statistics.median(run.e2e_ms for run in both)) for both in (bare, daemon)),
                         percent(overhead_percent(bare, daemon), 2),

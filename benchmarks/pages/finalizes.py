@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from figures import percentile
+from pages.markdown import series
 from pages.views import FinalizeRun
 
 
@@ -31,7 +32,7 @@ class Account(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """As tables and pictures call it."""
-        return f"{self.mode.replace('serial', 'series')}, {self.session}, P {self.prefix:,}"
+        return f"{series(self.mode)}, {self.session}, P {self.prefix:,}"
 
 
 def accounts(runs: Iterable[FinalizeRun]) -> list[Account]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from load_report import Summary, comparable, limit_ms, summaries
 from load_rows import Round
 from pages.engine_sections import source
-from pages.markdown import NOTHING, counted, number, opened, percent, table
+from pages.markdown import NOTHING, counted, number, opened, percent, series, table
 from pages.rows import Results, rows
 
 GOODPUT_TIMES = 2.0
@@ -80,7 +80,7 @@ def _tokens(side: Summary) -> list[str]:
         side.side,
         *(number(value, 1) for value in (side.ttft_mean_ms, side.ttft_p99_ms)),
         *(number(value, 1) for value in (side.itl_p50_ms, side.itl_p99_ms, side.itl_max_ms)),
-        ", ".join(f"{count} {name}" for name, count in sorted(side.placements.items())) or NOTHING,
+        ", ".join(f"{count} {series(name)}" for name, count in sorted(side.placements.items())) or NOTHING,
     ]
 
 

@@ -44,9 +44,9 @@ def counted(exact: int, of: int) -> str:
     return f"{exact} of {of}"
 
 
-def listed(words: Sequence[str]) -> str:
-    """Words with commas, and "and" before the last."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+def series(name: str) -> str:
+    """A mode or placement as the page calls it: what results call "serial" is "series"."""
+    return name.replace("serial", "series")
 
 
 def _signed(text: str) -> str:

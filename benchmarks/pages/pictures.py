@@ -15,7 +15,7 @@ from pages.chains import Measured, cells, latest
 from pages.compared import Compared, compared
 from pages.load_sections import GOODPUT_TIMES
 from pages.machines import is_simulated
-from pages.markdown import number, percent
+from pages.markdown import number, percent, series
 from pages.rows import Results, by_key, rows
 from pages.style import CYCLE, HATCHES, INK, MARKERS, MODES, STOCK_HATCH, dress, new_figure
 
@@ -105,7 +105,7 @@ def _draw_predicted(found: Sequence[Prediction]) -> Figure:
         left.scatter(
             [one.actual_ms / 1e3 for one in some],
             [one.predicted_ms / 1e3 for one in some],
-            label=placement.replace("serial", "series"),
+            label=series(placement),
             **look,
         )
         right.scatter([one.actual_ms / 1e3 for one in some], [one.error_percent for one in some], **look)

@@ -267,6 +267,8 @@ def test_what_a_suite_does_not_know_is_refused(tmp_path: Path) -> None:
         load_suite(suite('rows = ["a fast"]'))
     with pytest.raises(ConfigError, match="unknown field `cach`"):
         load_suite(suite('rows = ["a serial"]\ncach = "warm"'))
+    with pytest.raises(ConfigError, match="can only be lines"):
+        load_suite(suite('rows = ["a auto"]\nat_once = 2\nshape = "fan-in"'))
     known = load_suite(suite('rows = ["a serial"]'))
     assert [found.name for found in chosen_cells(known, "c*")] == ["c"]
     with pytest.raises(UsageError, match="no cell 'd'"):
