@@ -24,6 +24,9 @@ import asyncio
 import os
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -36,82 +39,91 @@ from pingpong_bus.errors import PingpongError
 from pingpong_client import AsyncClient
 from pingpong_worker.figures_file import figures_kind, save_figures
 from runs import append_line, read_lines
-from supervisor_meter import bell_connections, descriptors, memory_mib, read_cpu, sweeper_pid
+from supervisor_meter import CpuReading, bell_connections, descriptors, memory_mib, read_cpu, sweeper_pid
 
 _PROGRAM = str(Path(__file__).with_name("forked_workers.py"))
 _PING_S = 2.0
 """How long a chain may be silent, in model time, before its client asks for it."""
+_TIMEOUT_S = 120.0
 _CLIENTS = 8
 """Connections that the load is spread over: one client may have only so much unread."""
 
 
 async def measure(settings: GroupsSettings, options: argparse.Namespace) -> GroupsRow:
     """Start a daemon with these groups, load it, and say what it took."""
-    size = ChainSize(prefix=options.prefix, output=max(4, options.output // settings.token_stretch))
-    maker = ChainMaker(size, settings.timing.vocabulary_size)
-    chain_s = expected_chain_ms(settings, size) / 1e3
-    seconds = max(options.chain_times * chain_s, options.seconds)
-    per_s = settings.groups * options.load / chain_s
+    pauses: list[float] = []
+
+    def note(event: LogEvent) -> None:
+        if event.get("event") == "collected":
+            pauses.append(event["ms"])
+
     with tempfile.TemporaryDirectory(prefix="pingpong-groups-") as private:
         config = Path(private) / "groups.toml"
         config.write_text(groups_toml(settings, options.calibrate))
         if options.calibrate:
             await _measure_engine(settings, Path(private))
-        begun = asyncio.get_running_loop().time()
-        pauses: list[float] = []
-
-        def note(event: LogEvent) -> None:
-            if event.get("event") == "collected":
-                pauses.append(event["ms"])
-
-        async with local_daemon(config, program=[_PROGRAM], on_event=note) as folder:
-            start_s = asyncio.get_running_loop().time() - begun
+        begun = time.monotonic()
+        async with local_daemon(config, program=[_PROGRAM], on_event=note) as folder, AsyncExitStack() as stack:
+            start_s = time.monotonic() - begun
             print(f"{settings.groups} groups serve after {start_s:.0f} s", file=sys.stderr)
+            ping_s = _PING_S * settings.time_scale
             clients = [
-                AsyncClient(folder, timeout_s=120, ping_s=_PING_S * settings.time_scale) for _ in range(_CLIENTS)
+                await stack.enter_async_context(AsyncClient(folder, timeout_s=_TIMEOUT_S, ping_s=ping_s))
+                for _ in range(_CLIENTS)
             ]
-            for client in clients:
-                await client.__aenter__()
-            try:
-                status = await clients[0].status()
-                workers = [worker.pid for worker in status.workers if worker.pid]
-                sweeper = sweeper_pid(status.pid)
-                others = {"sweeper": sweeper} if sweeper else {}
+            return await _observe(settings, options, folder, clients, start_s, pauses)
 
-                quiet_from = read_cpu(status.pid, workers, others)
-                await asyncio.sleep(options.idle_seconds)
-                idle_from = read_cpu(status.pid, workers, others)
-                idle_status_ms = await status_times(folder, options.idle_seconds)
-                quiet, idle = idle_from.since(quiet_from), read_cpu(status.pid, workers, others).since(idle_from)
 
-                pauses.clear()
-                load = Load(clients, maker, options.mode)
-                busy_from = read_cpu(status.pid, workers, others)
-                pinging = asyncio.create_task(status_times(folder, seconds))
-                await load.poisson(per_s, seconds)
-                busy = read_cpu(status.pid, workers, others).since(busy_from)
-                return summarize(
-                    settings,
-                    size,
-                    load,
-                    mode=options.mode,
-                    calibrated=options.calibrate,
-                    load_share=options.load,
-                    start_s=start_s,
-                    quiet=quiet,
-                    idle=idle,
-                    busy=busy,
-                    idle_status_ms=idle_status_ms,
-                    status_ms=await pinging,
-                    collections_ms=pauses,
-                    supervisor_mib=memory_mib(status.pid)[0],
-                    supervisor_descriptors=descriptors(status.pid),
-                    worker_mib=[memory_mib(pid) for pid in workers[:: max(1, len(workers) // 8)]],
-                    bells=bell_connections(folder),
-                )
-            finally:
-                for client in clients:
-                    await client.close()
+async def _observe(
+    settings: GroupsSettings,
+    options: argparse.Namespace,
+    folder: Path,
+    clients: Sequence[AsyncClient],
+    start_s: float,
+    pauses: list[float],
+) -> GroupsRow:
+    """Read what the daemon uses without chains, while it is asked for its status, and under load."""
+    size = ChainSize(prefix=options.prefix, output=max(4, options.output // settings.token_stretch))
+    load = Load(clients, ChainMaker(size, settings.timing.vocabulary_size), options.mode)
+    chain_s = expected_chain_ms(settings, size) / 1e3
+    seconds = max(options.chain_times * chain_s, options.seconds)
+    status = await clients[0].status()
+    workers = [worker.pid for worker in status.workers if worker.pid]
+    sweeper = sweeper_pid(status.pid)
+
+    def read() -> CpuReading:
+        return read_cpu(status.pid, workers, {"sweeper": sweeper} if sweeper else {})
+
+    quiet_from = read()
+    await asyncio.sleep(options.idle_seconds)
+    idle_from = read()
+    idle_status_ms = await status_times(folder, options.idle_seconds)
+    quiet, idle = idle_from.since(quiet_from), read().since(idle_from)
+
+    pauses.clear()
+    busy_from = read()
+    pinging = asyncio.create_task(status_times(folder, seconds))
+    await load.poisson(settings.groups * options.load / chain_s, seconds)
+    busy = read().since(busy_from)
+    return summarize(
+        settings,
+        size,
+        load,
+        mode=options.mode,
+        calibrated=options.calibrate,
+        load_share=options.load,
+        start_s=start_s,
+        quiet=quiet,
+        idle=idle,
+        busy=busy,
+        idle_status_ms=idle_status_ms,
+        status_ms=await pinging,
+        collections_ms=pauses,
+        supervisor_mib=memory_mib(status.pid)[0],
+        supervisor_descriptors=descriptors(status.pid),
+        worker_mib=[memory_mib(pid) for pid in workers[:: max(1, len(workers) // 8)]],
+        bells=bell_connections(folder),
+    )
 
 
 async def _measure_engine(settings: GroupsSettings, folder: Path) -> None:
