@@ -24,15 +24,24 @@ class StepTime(msgspec.Struct, frozen=True):
 
 
 def setups(steps: Iterable[MixedStep]) -> dict[str, list[StepTime]]:
-    """Of each setup, its sizes by context and tokens; gaps of all rounds together."""
+    """Of each setup, its sizes by context and tokens; gaps of all rounds together, those of several commits apart."""
+    steps = list(steps)
+    commits: dict[str, set[str]] = {}
+    for step in steps:
+        commits.setdefault(step.setup, set()).add(_commit(step))
     gaps: dict[tuple[str, int, int], list[float]] = {}
     for step in steps:
-        gaps.setdefault((step.setup, step.context, step.tokens), []).extend(step.gaps_ms)
+        name = step.setup if len(commits[step.setup]) == 1 else f"{step.setup}, commit {_commit(step)}"
+        gaps.setdefault((name, step.context, step.tokens), []).extend(step.gaps_ms)
     found: dict[str, list[StepTime]] = {setup: [] for setup, _, _ in gaps}
     for (setup, context, tokens), some in sorted(gaps.items()):
         if some:
             found[setup].append(StepTime(context, tokens, statistics.median(some), percentile(some, 99), len(some)))
     return {setup: times for setup, times in found.items() if times}
+
+
+def _commit(step: MixedStep) -> str:
+    return str(step.provenance.get("commit") or "unknown")[:12]
 
 
 def by_context(times: Sequence[StepTime]) -> dict[int, list[StepTime]]:

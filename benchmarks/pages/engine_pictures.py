@@ -11,7 +11,7 @@ from lone_kernels import LoneKernel
 from mixed_figures import StepTime, attention, by_context, kernels_alone, matrices, setups
 from pages.finalizes import Account, accounts, largest
 from pages.pictures import Drawing
-from pages.rows import Results, rows
+from pages.rows import Results, by_key, rows
 from pages.style import CYCLE, INK, MARKERS, dress, new_figure
 from pages.views import GroupsRow
 
@@ -116,24 +116,31 @@ def _draw_finalize(found: Sequence[Account]) -> Figure:
 
 def many_groups(results: Results) -> Drawing | None:
     """CPU per chain, cores and latency over the number of groups."""
-    found = sorted(rows(results.groups), key=lambda row: row.groups)
-    return partial(_draw_many_groups, found) if len({row.groups for row in found}) > 1 else None
+    dated = sorted(rows(results.groups), key=lambda row: str(row.provenance.get("date") or ""))
+    latest = {(row.mode, row.prefix, row.token_stretch, row.groups): row for row in dated}
+    kinds = by_key(sorted(latest.values(), key=lambda row: row.groups), lambda row: (row.mode, row.prefix))
+    drawn = {f"{mode}, P {prefix:,}": _one_each(some) for (mode, prefix), some in kinds.items()}
+    several = {name: some for name, some in drawn.items() if len(some) > 1}
+    return partial(_draw_many_groups, several) if several else None
 
 
-def _draw_many_groups(found: Sequence[GroupsRow]) -> Figure:
+def _one_each(found: Sequence[GroupsRow]) -> list[GroupsRow]:
+    """Of each number of groups the row in which a token stands for most, which is how large numbers were measured."""
+    return list({row.groups: row for row in sorted(found, key=lambda row: (row.groups, row.token_stretch))}.values())
+
+
+def _draw_many_groups(found: dict[str, list[GroupsRow]]) -> Figure:
     figure = new_figure(3.8)
     cost, cores, late = figure.subplots(1, 3)
-    kinds = list(dict.fromkeys((row.mode, row.prefix) for row in found))
-    for at, kind in enumerate(kinds):
-        some = [row for row in found if (row.mode, row.prefix) == kind]
+    for at, (name, some) in enumerate(found.items()):
         look = {"marker": MARKERS[at], "color": CYCLE[at], "markersize": 5, "linewidth": 1.3}
         groups = [row.groups for row in some]
-        cost.plot(groups, [row.cpu_ms_per_chain for row in some], label=f"{kind[0]}, P {kind[1]:,}", **look)
+        cost.plot(groups, [row.cpu_ms_per_chain for row in some], label=name, **look)
         cores.plot(groups, [row.real_time_cores for row in some], **look)
         cores.plot(groups, [row.real_time_loop_cores for row in some], linestyle="--", **look)
         late.plot(groups, [row.dispatch_ms.p50 for row in some], **look)
         late.plot(groups, [row.dispatch_ms.p99 for row in some], linestyle="--", **look)
-    sizes = sorted({row.groups for row in found})
+    sizes = sorted({row.groups for some in found.values() for row in some})
     for axes in (cost, cores, late):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -146,6 +153,6 @@ def _draw_many_groups(found: Sequence[GroupsRow]) -> Figure:
     dress(cores, "Cores in real time\n(dashed: its event loop)", "groups (simulated)", "")
     dress(late, "First token to downstream's hop,\nms: p50 (dashed: p99)", "groups (simulated)", "")
     figure.legend(
-        *cost.get_legend_handles_labels(), loc="outside lower center", ncols=len(kinds), frameon=False, fontsize=9
+        *cost.get_legend_handles_labels(), loc="outside lower center", ncols=len(found), frameon=False, fontsize=9
     )
     return figure

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from figures import percentile
+from pages.machines import version
 from pages.markdown import series
 from pages.views import FinalizeRun
 
@@ -18,6 +19,8 @@ class Account(msgspec.Struct, frozen=True):
     mode: str
     session: str
     prefix: int
+    commit: str
+    """Empty where all runs are of one."""
     runs: int
     gave_up: int
     """Runs in which an append was still in flight."""
@@ -32,23 +35,29 @@ class Account(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """As tables and pictures call it."""
-        return f"{series(self.mode)}, {self.session}, P {self.prefix:,}"
+        return f"{series(self.mode)}, {self.session}, P {self.prefix:,}{f', {self.commit}' if self.commit else ''}"
 
 
 def accounts(runs: Iterable[FinalizeRun]) -> list[Account]:
-    """By mode, session and prefix, in the order of the rows."""
-    kinds: dict[tuple[str, str, int], list[FinalizeRun]] = {}
+    """By mode, session, prefix and commit, in the order of the rows."""
+    kinds: dict[tuple[str, str, int, str], list[FinalizeRun]] = {}
     for run in runs:
-        kinds.setdefault((run.mode, run.session or "default", run.prefix), []).append(run)
-    return [_account(*kind, some) for kind, some in kinds.items()]
+        commit = version(run.provenance)
+        kinds.setdefault((run.mode, run.session or "default", run.prefix, commit), []).append(run)
+    several = len({commit for *_, commit in kinds}) > 1
+    return [
+        _account(mode, session, prefix, commit if several else "", some)
+        for (mode, session, prefix, commit), some in kinds.items()
+    ]
 
 
-def _account(mode: str, session: str, prefix: int, runs: Sequence[FinalizeRun]) -> Account:
+def _account(mode: str, session: str, prefix: int, commit: str, runs: Sequence[FinalizeRun]) -> Account:
     stages = stage_names(run.stages for run in runs)
     return Account(
         mode,
         session,
         prefix,
+        commit,
         len(runs),
         sum(run.gave_up for run in runs),
         statistics.median(run.ttft_ms for run in runs),

@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from forced_policy import ForcedPolicy
 from lone_kernels import LoneKernel
+from mixed_figures import setups
 from mixed_report import render
 from mixed_rows import DeviceStep, LoneRow, MixedStep, Row, StepProfile
 from mixed_step import chosen_group, parse_arguments, read_rows
@@ -94,6 +96,11 @@ def test_the_report_has_medians_of_all_rounds_and_kernels_at_their_best_split() 
     assert "| context | 32 |\n| --- | --: |\n| 2048 | 8.20 |" in text
     assert "| full, 2048, 31 | 10.20 | 9.20 | 6.00 | 9 |" in text, "the step without appends is left out"
     assert render([]) == ""
+
+
+def test_steps_of_several_commits_are_not_pooled() -> None:
+    other = msgspec.structs.replace(step(31, 5.0), provenance={"commit": "c" * 40})
+    assert [times[-1].median_ms for times in setups([step(31, 9.0), other]).values()] == [9.0, 5.0]
 
 
 def test_rows_of_all_kinds_survive_their_file(tmp_path: Path) -> None:
