@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decode_first_report import draw
 from lone_kernels import LoneKernel
@@ -16,6 +16,7 @@ from pages.style import CYCLE, INK, MARKERS, dress, new_figure
 from pages.views import GroupsRow
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -30,6 +31,10 @@ def mixed_steps(results: Results) -> Drawing | None:
     return partial(_draw_mixed_steps, found, [one.alone for one in rows(results.lone)]) if found else None
 
 
+Looks = dict[int, dict[str, Any]]
+"""Of a line, by context."""
+
+
 def _draw_mixed_steps(found: dict[str, list[StepTime]], lone: Sequence[LoneKernel]) -> Figure:
     from matplotlib.lines import Line2D
 
@@ -41,40 +46,42 @@ def _draw_mixed_steps(found: dict[str, list[StepTime]], lone: Sequence[LoneKerne
     for axes in grid[panels:]:
         axes.set_visible(False)
     contexts = sorted({time.context for times in found.values() for time in times})
-    colours = {context: (CYCLE[at % len(CYCLE)], MARKERS[at % len(MARKERS)]) for at, context in enumerate(contexts)}
+    looks: Looks = {
+        context: {"color": CYCLE[at % len(CYCLE)], "marker": MARKERS[at % len(MARKERS)], "markersize": 4}
+        for at, context in enumerate(contexts)
+    }
     top = 1.08 * max(time.median_ms for times in found.values() for time in times)
     for axes, (setup, times) in zip(grid, found.items(), strict=False):
-        for context, some in by_context(times).items():
-            colour, marker = colours[context]
-            axes.plot(
-                [time.tokens for time in some],
-                [time.median_ms for time in some],
-                color=colour,
-                marker=marker,
-                markersize=4,
-                linewidth=1.3,
-                label=f"{context:,} of context",
-            )
-            alone = kernels_alone(lone, context)
-            axes.plot([rows_ - 1 for rows_ in alone], list(alone.values()), color=colour, linestyle=":", linewidth=1.3)
+        _draw_setup(axes, times, lone, looks)
         axes.set_ylim(0, top)
         dress(axes, f"Step: {setup}", "appended tokens", "ms, median")
-    if lone:
-        axes = grid[len(found)]
-        products = matrices(lone)
-        axes.plot(list(products), list(products.values()), color=INK, marker=".", label="matrices")
-        for context in contexts:
-            heads = attention(lone, context)
-            colour, marker = colours[context]
-            axes.plot(list(heads), list(heads.values()), color=colour, marker=marker, markersize=4, linestyle="--")
-        axes.set_ylim(bottom=0)
-        dress(axes, "Alone: matrices (black), attention by context (dashed)", "rows of the step", "ms, median")
     handles, labels = grid[0].get_legend_handles_labels()
     if lone:
+        _draw_alone(grid[len(found)], lone, looks)
         handles.append(Line2D([], [], color=INK, linestyle=":"))
         labels.append("matrices + attention, each alone")
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False, fontsize=9)
     return figure
+
+
+def _draw_setup(axes: Axes, times: Sequence[StepTime], lone: Sequence[LoneKernel], looks: Looks) -> None:
+    """Steps of one setup, and dotted their kernels alone."""
+    for context, some in by_context(times).items():
+        look: dict[str, Any] = {"linewidth": 1.3} | looks[context]
+        tokens, medians = [time.tokens for time in some], [time.median_ms for time in some]
+        axes.plot(tokens, medians, label=f"{context:,} of context", **look)
+        alone = kernels_alone(lone, context)
+        axes.plot([count - 1 for count in alone], list(alone.values()), linestyle=":", **look | {"marker": ""})
+
+
+def _draw_alone(axes: Axes, lone: Sequence[LoneKernel], looks: Looks) -> None:
+    products = matrices(lone)
+    axes.plot(list(products), list(products.values()), color=INK, marker=".", label="matrices")
+    for context, look in looks.items():
+        heads = attention(lone, context)
+        axes.plot(list(heads), list(heads.values()), linestyle="--", **look)
+    axes.set_ylim(bottom=0)
+    dress(axes, "Alone: matrices (black), attention by context (dashed)", "rows of the step", "ms, median")
 
 
 def finalize(results: Results) -> Drawing | None:
