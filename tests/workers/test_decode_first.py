@@ -343,3 +343,21 @@ def test_beyond_the_largest_graph_any_size_goes(decodes: int) -> None:
     engine.take(decodes, 1000.0 * decodes, "decodes")
     grant = engine.policy.grant(view(decodes=decodes, decode_work=1000.0 * decodes))
     assert grant.tokens <= MAX_TOKENS - decodes
+
+
+def test_beyond_the_largest_graph_few_sizes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = gpu(noise=0.0)
+    for tokens in (600, 1200, 2048):
+        engine.take(tokens, 0, "beside")
+        engine.take(tokens, 0, "prompts")
+    engine.take(512, 512_000, "decodes")
+    asked: list[int] = []
+    price = engine.prices.price
+
+    def counted(rows: int, work: float, kind: StepKind) -> float:
+        asked.append(rows)
+        return price(rows, work, kind)
+
+    monkeypatch.setattr(engine.prices, "price", counted)
+    assert engine.policy.grant(view(decodes=512, decode_work=512_000.0, target_ratio=3.0)).tokens > 0
+    assert len(asked) < 60

@@ -55,23 +55,14 @@ _DEAR = 2.0
 """Of a prefill's own price: what is clearly more. A token that rides is one less to wait for when the upstream ends, so
 that somewhat more than its price is well spent."""
 _NOTABLY = 0.8
-"""Of a size, the next smaller one that is looked at, where the engine has no graphs and any size goes."""
+"""Of a size, the next smaller one that is looked at, where any size goes: no graphs, or more decodes than they hold."""
 _ALIKE = 1.02
 """Costs that differ by no more than this are alike: the larger size is taken."""
 _USUAL_STEPS = 128
 """Decodes are taken to go on for so many steps where their end is not known."""
 
 Reason = Literal[
-    "no appends",
-    "starved",
-    "finalize",
-    "full speed",
-    "unpriced",
-    "measuring",
-    "all",
-    "target",
-    "exploring",
-    "dear",
+    "no appends", "starved", "finalize", "full speed", "unpriced", "measuring", "all", "target", "exploring", "dear"
 ]
 
 
@@ -189,7 +180,7 @@ class DecodeFirst:
     def _cheapest(self, view: StepView, choices: Sequence[int]) -> tuple[int, Reason]:
         """The size within the target with which the appends cost least, in all the steps that they take."""
         alone, own = self.decode_seconds(view), self._own_seconds(view)
-        looked_at = reversed(choices) if self._sizes else _falling(choices)
+        looked_at = _falling(choices[-1]) if isinstance(choices, range) else reversed(choices)
         extras = [(tokens, max(0.0, self._seconds_beside(view, tokens) - alone)) for tokens in looked_at]
         extras = [(tokens, extra) for tokens, extra in extras if extra <= _DEAR * own * tokens]
         if not extras:
@@ -233,10 +224,8 @@ class DecodeFirst:
         return self._prices.price(full, attention_work(view.append_context, full), "prompts") / full
 
 
-def _falling(choices: Sequence[int]) -> Iterator[int]:
-    """The choices from the largest down, without those that are hardly smaller than the one before."""
-    last = math.inf
-    for choice in reversed(choices):
-        if choice <= _NOTABLY * last:
-            last = choice
-            yield choice
+def _falling(tokens: int) -> Iterator[int]:
+    """Sizes from `tokens` down to 1, each notably smaller than the one before."""
+    while tokens > 0:
+        yield tokens
+        tokens = int(_NOTABLY * tokens)
