@@ -12,6 +12,7 @@ is for engines that something else than `main.py` has started.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -26,8 +27,6 @@ WORKER_PID = "PINGPONG_WORKER_PID"
 """Set by a worker to its own pid; its engine's processes inherit it."""
 FAILURE_FILE = "PINGPONG_ENGINE_FAILURE"
 """Path where an engine process leaves the reason why it could not start."""
-_changed: list[bool] = []
-"""Not empty once this process's vLLM is changed: vLLM calls `register` more than once."""
 
 
 def register() -> None:
@@ -43,13 +42,12 @@ def register() -> None:
     from pingpong_worker.vllm_random_loader import register_loader  # imports much of vLLM: not before the signal is set
 
     register_loader()
-    if not _changed:
-        _changed.append(True)
-        _change_vllm(in_worker=os.environ[WORKER_PID] == str(os.getpid()))
+    _change_vllm(in_worker=os.environ[WORKER_PID] == str(os.getpid()))
 
 
+@functools.cache  # vLLM calls `register` more than once, and what is wrapped twice is remembered and traced twice
 def _change_vllm(*, in_worker: bool) -> None:
-    """Wrap what is vllm's, once, in the worker or in a process of its engine."""
+    """Wrap functions of vLLM's, in the worker or in a process of its engine."""
     if not in_worker and "vllm.v1.engine.core" in sys.modules:
         from pingpong_worker.vllm_block_hashes import remember_block_hashes
 
@@ -58,7 +56,7 @@ def _change_vllm(*, in_worker: bool) -> None:
         from pingpong_worker.vllm_staged_ids import pack_staged_ids
 
         pack_staged_ids()
-    if (folder := os.environ.get("PINGPONG_TRACE")) is not None:  # see `request_trace.py`
+    if folder := os.environ.get("PINGPONG_TRACE"):  # see `request_trace.py`
         from pingpong_worker.vllm_trace import trace_engine, trace_worker
 
         trace = trace_worker if in_worker else trace_engine
