@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pingpong_worker.price_file import FORMAT, EngineKind, load_prices, price_path, save_prices
+from pingpong_worker.cache_files import EngineKind
+from pingpong_worker.price_file import FORMAT, load_prices, price_path, save_prices
 from pingpong_worker.step_prices import StepPrices
 
 KIND = EngineKind(device="NVIDIA H200", model="Qwen/Qwen3-14B", dtype="bfloat16", engine="vllm 0.32.0")

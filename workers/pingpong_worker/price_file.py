@@ -10,8 +10,6 @@ import msgspec
 from pingpong_worker.cache_files import EngineKind, keep, kind_path, read_kept
 from pingpong_worker.step_prices import StepPrices
 
-__all__ = ["FORMAT", "EngineKind", "load_prices", "price_path", "save_prices"]
-
 FORMAT: Final = 2
 """Raised when prices come to mean something else."""
 

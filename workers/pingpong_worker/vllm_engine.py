@@ -16,11 +16,12 @@ import msgspec
 
 from pingpong_bus.errors import EngineError, EngineLost
 from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SchedulerState, SessionKind
+from pingpong_worker.cache_files import EngineKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.device_kind import device_kind
 from pingpong_worker.engine import Session
 from pingpong_worker.model_store import resolve_model
-from pingpong_worker.price_file import EngineKind, save_prices
+from pingpong_worker.price_file import save_prices
 from pingpong_worker.step_board import StepBoard
 from pingpong_worker.vllm_guards import Reservations, session_kind
 from pingpong_worker.vllm_handle import Handling, VllmHandle

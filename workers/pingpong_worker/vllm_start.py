@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pingpong_bus.errors import ConfigError, EngineError, PingpongError
+from pingpong_worker.cache_files import EngineKind
 from pingpong_worker.config import WorkerConfig
-from pingpong_worker.price_file import EngineKind, load_prices
+from pingpong_worker.price_file import load_prices
 from pingpong_worker.step_board import STEP_BOARD, StepBoard
 from pingpong_worker.vllm_plugin import FAILURE_FILE
 from pingpong_worker.vllm_scheduler_checks import check_scheduler
