@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from itertools import pairwise
+from unittest import mock
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from pingpong_worker.calibration import calibrate
 from pingpong_worker.calibration_sizes import next_append, next_length
 from pingpong_worker.calibrator import Calibrator
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
+from pingpong_worker.engine import OutputTokens, Session
 from pingpong_worker.figures_file import FiguresKind, figures_kind, figures_path, load_figures, save_figures
 from pingpong_worker.simulated_engine import SimulatedEngine
 from pingpong_worker.timed_answer import Arrivals, percentile, usual
@@ -154,6 +157,27 @@ async def test_an_engine_that_does_not_hold_appends_back_is_not_measured_with_th
 async def test_too_small_an_engine_is_refused() -> None:
     async with virtual_engine(SimulatedSettings(max_model_len=64)) as engine:
         with pytest.raises(EngineError, match="64 tokens is too small"):
+            await calibrate(engine)
+
+
+async def test_an_engine_that_hands_over_whole_answers_is_refused() -> None:
+    class AtOnce:
+        """A session whose answer comes as one output."""
+
+        def __init__(self, session: Session) -> None:
+            self.kind, self.append, self.abort = session.kind, session.append, session.abort
+            self._session = session
+
+        async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
+            outputs = [output async for output in self._session.finalize(ids, sampling)]
+            yield OutputTokens([token for output in outputs for token in output.ids], "length")
+
+    async with virtual_engine(CPU) as engine:
+        opened = engine.open
+        with (
+            mock.patch.object(engine, "open", lambda *given, **more: AtOnce(opened(*given, **more))),
+            pytest.raises(EngineError, match="all at once"),
+        ):
             await calibrate(engine)
 
 

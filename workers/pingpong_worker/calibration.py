@@ -94,7 +94,7 @@ class _Calibration:
             raise EngineError(f"an engine with room for {room} tokens is too small to be measured.")
         prefill = await self._prefills()
         short, middle, long = self._contexts([tokens for tokens, _ in prefill])
-        decode = {context: await self._decode(context) for context in (short, long)}
+        decode = {context: await self._decode(context) for context in sorted({short, long})}
         finalize = [
             (context, rest, await self._finalize(context, rest))
             for context in sorted({short, middle, long} - {0})
@@ -154,14 +154,14 @@ class _Calibration:
         ):
             await answer.until(_is_enough)
         arrivals = answer.arrivals.after(_DROPPED)
-        if arrivals.first == arrivals.last:
+        if arrivals.last <= arrivals.first:
             raise EngineError("its tokens came all at once, so that none could be timed.")
         return arrivals
 
     async def _finalize(self, context: int, rest: int) -> float:
         """Ms to the first token of a prompt whose context is computed."""
         times: list[float] = []
-        while _is_repeated(times):
+        while _is_repeated(times) and not (times and self._is_late()):
             async with self._opened(self._salt, context) as session:
                 times.append(await _first_token_ms(session, self._end(rest)))
         return median_low(times)
@@ -200,6 +200,8 @@ class _Calibration:
         limits, figure = self._limits, None
         answered = min(_MOST_ANSWERED, limits.max_model_len - decoded - _RESTS[0])
         most = min(limits.max_model_len - 1, limits.kv_tokens - decoded - answered - 2 * limits.block_size)
+        if limits.max_num_seqs < 2 or context + _FIRST_APPEND > most or self._is_late():
+            return None
         salt = self._salt if context else f"calibration beside {pace}"
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(self._opened(salt, context))

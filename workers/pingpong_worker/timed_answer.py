@@ -68,7 +68,7 @@ class Arrivals:
 
 
 class TimedAnswer:
-    """A session's answer, read in a task of its own for as long as this is entered; then it is ended.
+    """A session's answer, read in a task of its own for as long as this is entered. Who opened the session ends it.
 
     Attributes:
         arrivals: of its tokens, so far.
@@ -102,7 +102,6 @@ class TimedAnswer:
         await asyncio.wait([self._task])
         if not self._task.cancelled():
             self._task.exception()  # seen by who waited for it, or moot
-        await self._session.abort()
 
     async def until(self, enough: Callable[[Arrivals], bool]) -> bool:
         """Wait until enough has come; False where the answer ended before.
