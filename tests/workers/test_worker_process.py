@@ -404,10 +404,13 @@ class HeldScores(SimulatedEngine):
         self.go_on = asyncio.Event()
         self.at_once = 0
         self.most = 0
+        self.beside = 0
+        """Requests that the engine held meanwhile."""
 
     async def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> list[float | None]:
         self.at_once += 1
         self.most = max(self.most, self.at_once)
+        self.beside = max(self.beside, len(self._inboxes))
         await self.go_on.wait()
         self.at_once -= 1
         if grid == 7:
@@ -415,22 +418,28 @@ class HeldScores(SimulatedEngine):
         return [-1.0 for _ in tokens]
 
 
-async def test_tokens_are_scored_one_request_at_a_time(supervisor: Supervisor) -> None:
+async def test_tokens_are_scored_one_request_at_a_time_and_beside_no_measuring(supervisor: Supervisor) -> None:
     config = supervisor.config(slab_fd=os.dup(supervisor.slab.fd))
     engine = HeldScores(config)
     worker = asyncio.create_task(Worker(config, Parts(lambda: None, lambda: engine, lambda _: None)).run())
     await supervisor.receive(Hello)
     await supervisor.send(Welcome())
     await supervisor.receive(Ready)
+    await supervisor.send(Calibrate(request=10))
+    while (await supervisor.receive(Heartbeat)).scheduler is None:  # until it is decoding
+        continue
     for request, grid in enumerate([None, 7, 16]):
         await supervisor.send(ScoreNext(request=request, ids=[1, 2], tokens=[3], grid=grid))
+    assert "gave way" in (await supervisor.receive(RequestFailed, request=10)).message
     await supervisor.receive(Heartbeat, waiting=1)
+    await supervisor.send(Calibrate(request=11))
+    assert "are scored" in (await supervisor.receive(RequestFailed, request=11)).message
     engine.go_on.set()
     assert (await supervisor.receive(NextScored, request=0)).logprobs == [-1.0]
     failed = await supervisor.receive(RequestFailed, request=1)
     assert (failed.code, failed.message) == ("EngineError", "no such grid.")
     await supervisor.receive(NextScored, request=2)
-    assert engine.most == 1
+    assert (engine.most, engine.beside) == (1, 0)
     await supervisor.receive(Heartbeat, waiting=0)
     await supervisor.send(Stop())
     assert await worker == 0

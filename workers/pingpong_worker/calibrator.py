@@ -76,3 +76,9 @@ class Calibrator:
         if self._run is not None and not self._gave_way:  # a second cancellation would interrupt its cleaning up
             self._gave_way = True
             self._run.cancel()
+
+    async def make_room(self) -> None:
+        """The same, and wait until nothing of the run is left in the engine, or for a second."""
+        self.give_way()
+        if self._run is not None:
+            await asyncio.wait([self._run], timeout=_LET_GO_S)

@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -15,21 +15,17 @@ import zmq
 import zmq.asyncio
 
 from pingpong_bus.codec import MAX_WORKER_BYTES, decode_supervisor_message, encode
-from pingpong_bus.errors import ChainError, ConfigError, EngineError, EngineLost, MessageError, PingpongError
+from pingpong_bus.errors import ConfigError, EngineError, EngineLost, MessageError, PingpongError
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
     Calibrate,
-    Calibrated,
     EngineFigures,
     Hello,
     HopEnded,
     HopSpec,
     Loading,
-    NextScored,
-    PrefixCacheReset,
     Prepare,
-    Prepared,
     Ready,
     RequestFailed,
     ResetPrefixCache,
@@ -49,14 +45,13 @@ from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Engine
 from pingpong_worker.heartbeat import Pulse
 from pingpong_worker.hops import Hops
-from pingpong_worker.prompt import PromptCodec, prepare_ids
+from pingpong_worker.prompt import PromptCodec
 from pingpong_worker.request_trace import traced_report
-from pingpong_worker.step_meter import StepMeter
 from pingpong_worker.surroundings import Surroundings
+from pingpong_worker.worker_requests import Requests, Serving, cancel_all
 
 _LINGER_MS = 2000
 _log = logging.getLogger("pingpong_worker")
-T = TypeVar("T")
 E = TypeVar("E", bound=Engine)
 
 
@@ -70,17 +65,6 @@ class Parts(Generic[E]):
     """Called on the main thread: an engine's processes die with the thread that starts them."""
     load_prompts: Callable[[E], PromptCodec | None]
     """Called in a thread, once the engine serves; None where the model has no tokenizer."""
-
-
-@dataclass(frozen=True)
-class Serving:
-    """What a worker has once its engine serves."""
-
-    engine: Engine
-    prompts: PromptCodec | None
-    hops: Hops
-    meter: StepMeter
-    calibrator: Calibrator
 
 
 class Worker:
@@ -100,8 +84,7 @@ class Worker:
         self._serving: Serving | None = None
         self._garbage_frames = 0
         self._failed = False
-        self._requests: set[asyncio.Task[WorkerMessage]] = set()
-        self._scoring = asyncio.Lock()
+        self._requests = Requests(self._send)
 
     def stop(self) -> None:
         """End the worker; what the message `Stop` does."""
@@ -125,7 +108,7 @@ class Worker:
             return error.exit_code
         finally:
             await cancel_all(tasks)
-            await cancel_all(self._requests)
+            await self._requests.close()
             self._socket.close()
             self._context.term()
         return 0
@@ -238,16 +221,8 @@ class Worker:
                 serving.hops.start(spec)
             case AbortHop(hop=hop):
                 serving.hops.abort(hop)
-            case Prepare(request=request):
-                self._answer(request, self._prepare(serving, message))
-            case ResetPrefixCache(request=request):
-                serving.calibrator.give_way()
-                self._answer(request, self._reset(serving, request))
-            case ScoreNext(request=request):
-                serving.calibrator.give_way()
-                self._answer(request, self._score(serving, message))
-            case Calibrate(request=request):
-                self._answer(request, self._calibrate(serving, request))
+            case Prepare() | ResetPrefixCache() | ScoreNext() | Calibrate():
+                self._requests.take(serving, message)
 
     def _refuse(self, message: SupervisorMessage) -> None:
         """Answer what only a serving worker can do; there is such a message where a worker fails just then."""
@@ -266,74 +241,6 @@ class Worker:
             ):
                 self._send(RequestFailed(request=request, code=EngineLost.__name__, message=why))
 
-    def _answer(self, request: int, work: Coroutine[None, None, WorkerMessage]) -> None:
-        """Answer a request when its work is done, whatever becomes of it; the conversation goes on meanwhile."""
-
-        def answer(task: asyncio.Task[WorkerMessage]) -> None:
-            self._requests.discard(task)
-            if task.cancelled():  # the worker ends
-                return
-            error = task.exception()
-            if error is None:
-                reply = task.result()
-                size = len(encode(reply))
-                if size <= MAX_WORKER_BYTES:
-                    self._send(reply)
-                    return
-                error = ChainError(
-                    f"its prompts take {size} bytes as token ids, and {MAX_WORKER_BYTES} are allowed.",
-                    hint="Put less text into one chain.",
-                )
-            if not isinstance(error, PingpongError):
-                _log.error("request %s failed", request, exc_info=error)
-                error = PingpongError(f"the worker failed: {type(error).__name__}: {error}")
-            self._send(
-                RequestFailed(
-                    request=request, code=error.code, message=error.message, hint=error.hint, field=error.field
-                )
-            )
-
-        task = asyncio.create_task(work, name=f"request {request}")
-        self._requests.add(task)
-        task.add_done_callback(answer)
-
-    async def _prepare(self, serving: Serving, message: Prepare) -> WorkerMessage:
-        """Tokenize in a thread: tokens of running hops are never held up."""
-        vocabulary = serving.engine.limits.vocabulary_size
-        if serving.prompts is None:
-            return Prepared(request=message.request, agents=prepare_ids(message.chain, vocabulary))
-        agents = await asyncio.to_thread(serving.prompts.prepare, message.chain, message.inputs, vocabulary)
-        return Prepared(request=message.request, agents=agents)
-
-    async def _reset(self, serving: Serving, request: int) -> WorkerMessage:
-        await serving.engine.reset_prefix_cache()
-        return PrefixCacheReset(request=request)
-
-    async def _calibrate(self, serving: Serving, request: int) -> WorkerMessage:
-        if serving.hops.load()[0]:
-            raise EngineError("hops run on the engine.", hint="Measure it when none does.")
-        return Calibrated(request=request, figures=await serving.calibrator.measure())
-
-    async def _score(self, serving: Serving, message: ScoreNext) -> WorkerMessage:
-        """One at a time: what is scored together would round differently."""
-        async with self._scoring:
-            meter = serving.meter
-            submission = meter.submitted(len(message.ids), time.monotonic())
-            try:
-                logprobs = await serving.engine.score(message.ids, message.tokens, grid=message.grid)
-                meter.output(submission, time.monotonic(), computed=len(message.ids))
-            finally:
-                meter.ended(submission)
-        return NextScored(request=message.request, logprobs=logprobs)
-
     def _send(self, message: WorkerMessage) -> None:
         # Without a high-water mark the socket takes it at once, so the future that comes back is done.
         self._socket.send(encode(message))
-
-
-async def cancel_all(tasks: set[asyncio.Task[T]]) -> None:
-    """Cancel tasks and wait until they are over."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
