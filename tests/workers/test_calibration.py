@@ -21,7 +21,7 @@ from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.engine import OutputTokens, Session
 from pingpong_worker.figures_file import FiguresKind, figures_kind, figures_path, load_figures, save_figures
 from pingpong_worker.simulated_engine import SimulatedEngine
-from pingpong_worker.timed_answer import Arrivals, percentile, usual
+from pingpong_worker.timed_answer import TokenTimes, percentile, usual
 from virtual_model import VirtualModel, virtual_engine, worker_config
 
 GPU = SimulatedSettings(step_ms=8.0, row_us=50.0, context_ns=1.0, max_model_len=40_960, kv_tokens=100_000)
@@ -30,8 +30,8 @@ GREEDY = Sampling(max_tokens=8, ignore_eos=True)
 FIGURES = EngineFigures(measured_at="2026-01-01T00:00:00+00:00", prefill=[(64, 3.5)], finalize=[], decode=[], batch=[])
 
 
-def arrivals(*outputs: tuple[float, int]) -> Arrivals:
-    found = Arrivals()
+def arrivals(*outputs: tuple[float, int]) -> TokenTimes:
+    found = TokenTimes()
     for at, tokens in outputs:
         found.add(at, tokens)
     return found
@@ -196,7 +196,7 @@ async def test_one_that_is_given_up_leaves_nothing_in_the_engine() -> None:
             calibrating.cancel()
             await asyncio.wait([calibrating])
             assert calibrating.cancelled()
-            alone = Arrivals()
+            alone = TokenTimes()
             session = engine.open("next", cache_salt=str(share), sampling=GREEDY)
             async for output in session.finalize(list(range(64)), GREEDY):
                 alone.add(model.now, len(output.ids))

@@ -24,7 +24,7 @@ from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import BesideFigure, DecodePace, EngineFigures, Sampling
 from pingpong_worker.calibration_sizes import next_append, next_length
 from pingpong_worker.engine import Engine, Session
-from pingpong_worker.timed_answer import Arrivals, TimedAnswer, percentile, usual
+from pingpong_worker.timed_answer import TimedAnswer, TokenTimes, percentile, usual
 
 _REPEATS = 3
 _REPEATED_BELOW_S = 0.5
@@ -146,7 +146,7 @@ class _Calibration:
         middle = min(lengths[len(lengths) // 2], long)
         return self._whole_blocks(min(_CONTEXT, long)), self._whole_blocks(middle), self._whole_blocks(long)
 
-    async def _decode(self, context: int) -> Arrivals:
+    async def _decode(self, context: int) -> TokenTimes:
         """The tokens of one answer alone."""
         async with (
             self._opened(self._salt, context) as session,
@@ -269,7 +269,7 @@ def _is_repeated(times_ms: Sequence[float]) -> bool:
     return not times_ms or (len(times_ms) < _REPEATS and sum(times_ms) < _REPEATED_BELOW_S * 1e3)
 
 
-def _is_enough(arrivals: Arrivals) -> bool:
+def _is_enough(arrivals: TokenTimes) -> bool:
     """Whether a slow engine's answer tells enough."""
     timed = arrivals.after(_DROPPED)
     return timed.tokens > _ENOUGH_TOKENS and timed.last - timed.first > _ENOUGH_S

@@ -14,7 +14,7 @@ from pingpong_bus.messages import Sampling
 from pingpong_worker.engine import Session
 
 
-class Arrivals:
+class TokenTimes:
     """When the tokens of one answer came, in seconds, rising. An engine may hand over several at once."""
 
     def __init__(self) -> None:
@@ -42,22 +42,22 @@ class Arrivals:
         """When the last came; minus infinity before the first."""
         return self._times[-1] if self._times else -math.inf
 
-    def within(self, begin: float, end: float) -> Arrivals:
+    def within(self, begin: float, end: float) -> TokenTimes:
         """Those that came from `begin` to `end`."""
-        found = Arrivals()
+        found = TokenTimes()
         for at, tokens in zip(self._times, self._tokens, strict=True):
             if begin <= at <= end:
                 found.add(at, tokens)
         return found
 
-    def after(self, dropped: int) -> Arrivals:
+    def after(self, dropped: int) -> TokenTimes:
         """All but the outputs that held the first `dropped` tokens."""
         before = 0
         for at, tokens in zip(self._times, self._tokens, strict=True):
             if before >= dropped:
                 return self.within(at, math.inf)
             before += tokens
-        return Arrivals()
+        return TokenTimes()
 
     def steps_ms(self) -> list[float]:
         """What each token has taken; the first only says when the second began."""
@@ -81,7 +81,7 @@ class TimedAnswer:
         ids: the rest of the prompt.
         tokens: the most that are decoded.
         """
-        self.arrivals = Arrivals()
+        self.arrivals = TokenTimes()
         self.begun = math.inf
         self._session = session
         self._ids = ids
@@ -103,7 +103,7 @@ class TimedAnswer:
         if not self._task.cancelled():
             self._task.exception()  # seen by who waited for it, or moot
 
-    async def until(self, enough: Callable[[Arrivals], bool]) -> bool:
+    async def until(self, enough: Callable[[TokenTimes], bool]) -> bool:
         """Wait until enough has come; False where the answer ended before.
 
         Raises:
