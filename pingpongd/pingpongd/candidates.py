@@ -11,7 +11,11 @@ FEW_GROUPS = 8
 """With more than these, not all are predicted for."""
 MOST_OF_MANY = 2
 """Then so many of each kind of placement: on the least busy groups, and of these on those that hold most of the chain.
-It bounds what placing a chain takes, from 0.3 ms a prediction on idle groups to some milliseconds on busy ones."""
+A prediction takes 0.1 ms on idle groups, and 1.5 ms beside as many chains as are looked at."""
+MOST_WALKED = 4000
+"""Sizes of all chains that are walked through to place one (see `ChainShape.size`): the event loop waits some 60 ms."""
+MOST_BESIDE = 100
+"""Sizes of the running chains that a prediction looks at."""
 
 
 def candidates(
@@ -27,6 +31,7 @@ def candidates(
     """
     count, found = len(shape.upstreams), list[tuple[Placement, tuple[str, ...]]]()
     most = FEW_GROUPS if len(groups) <= FEW_GROUPS else MOST_OF_MANY
+    most = max(1, min(most, MOST_WALKED // (3 * (shape.size + MOST_BESIDE))))
     order = by_preference(shape, groups, number)
     if mode in ("auto", "serial"):
         found += [("serial", (view.name,) * count) for view in order[:most]]

@@ -9,17 +9,21 @@ engines were not measured for: two busy engines that share cores, say. That is w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
 
 from pingpong_bus.messages import EngineFigures, OutputOf, Placement, Prediction
+from pingpongd.agent_task import Piece, Stage, Task
+from pingpongd.candidates import MOST_BESIDE
 from pingpongd.engine_cost import EngineCost
 from pingpongd.shapes import ChainShape, GroupView
-from pingpongd.timeline import Piece, Stage, Task, run
+from pingpongd.timeline import run
 
 MOST_OTHERS = 16
-"""Other chains that are walked through with a prediction; where more run on its groups, the latest of them."""
+"""Other chains that are walked through with a prediction, as far as `MOST_BESIDE` goes; where more run on its groups,
+the latest of them."""
 
 
 class AgentProgress(msgspec.Struct, frozen=True):
@@ -115,7 +119,9 @@ class CostModel:
     def _beside(self, groups: frozenset[str]) -> tuple[int, ...]:
         """The other chains that touch the groups and can be walked through."""
         found = {at for name in groups for at in self._touching.get(name, ())}
-        return tuple(sorted(found)[-MOST_OTHERS:])
+        latest = sorted(found)[-MOST_OTHERS:]
+        sizes = accumulate(self._others[at].shape.size for at in reversed(latest))
+        return tuple(latest[len(latest) - sum(size <= MOST_BESIDE for size in sizes) :])
 
     def _alone(self, beside: tuple[int, ...]) -> float:
         if beside not in self._undisturbed:
@@ -173,6 +179,7 @@ def _tasks(
 ) -> list[Task]:
     """The chain's agents, as they would start."""
     tasks: list[Task] = []
+    read = {at for reads in shape.upstreams for at in reads}
     for index, agent in enumerate(agents):
         reads = tuple(tasks[at] for at in shape.upstreams[index])
         serial = placement == "serial"
@@ -191,7 +198,7 @@ def _tasks(
                 for at, tokens in enumerate(shape.shared[index])
                 if tokens and agents[at].group == agent.group
             ),
-            inner=any(index in found for found in shape.upstreams),
+            inner=index in read,
             grid=shape.grid,
             stage=agent.stage,
             read=float(agent.read),
@@ -203,13 +210,13 @@ def _tasks(
 def _pieces(shape: ChainShape, index: int, tasks: Sequence[Task]) -> tuple[Piece, ...]:
     """What of an agent's prompt can be read ahead: up to each output, and that but for the tokens of a last append."""
     pieces: list[Piece] = []
-    position, over = 0, list[Task]()
+    position, before = 0, None
     for part in shape.parts[index]:
         if isinstance(part, OutputOf):
             position += shape.outputs[part.agent]
             tail = min(shape.outputs[part.agent], shape.append_tokens)
-            pieces.append(Piece(position - tail, tuple(over)))
-            over.append(tasks[part.agent])
+            pieces.append(Piece(position - tail, before))
+            before = tasks[part.agent]
         else:
             position += part
     return tuple(pieces)

@@ -29,7 +29,7 @@ from pingpongd.candidates import by_preference, candidates, held_tokens, ring, t
 from pingpongd.cost_model import Cost, CostModel, scaled, usable
 from pingpongd.factors import Factors, kind_of
 from pingpongd.prefix_memory import PrefixMemory
-from pingpongd.shapes import ChainShape, GroupView, chain_shape
+from pingpongd.shapes import LARGEST, ChainShape, GroupView, chain_shape
 
 __all__ = ["ChainShape", "GroupView", "Plan", "PrefixMemory", "chain_shape", "place", "replacement"]
 
@@ -156,7 +156,7 @@ def _costs(
 ) -> list[Cost]:
     """What the placements cost that the mode allows, with learned factors; of groups that were measured alone."""
     measured = [view for view in groups if usable(view.figures)]
-    if not measured or not shape.outputs:
+    if not measured or not shape.outputs or shape.size > LARGEST:
         return []
     found = list[Cost]()
     for placement, names in candidates(shape, mode, measured, number):

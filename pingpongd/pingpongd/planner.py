@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from pingpong_bus.messages import Mode, Prediction
+from pingpongd.agent_task import Stage
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import Phase
 from pingpongd.chain_state import Stage as ChainStage
@@ -24,7 +25,6 @@ from pingpongd.factors import Factors, kind_of
 from pingpongd.hop_room import HopRoom
 from pingpongd.placement import Plan, place, predicted
 from pingpongd.shapes import ChainShape, GroupView
-from pingpongd.timeline import Stage
 
 _log = structlog.get_logger()
 

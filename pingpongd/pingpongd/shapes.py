@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Literal
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -15,6 +17,8 @@ from pingpong_bus.messages import EngineFigures, Literals, OutputOf, PreparedAge
 RUNG_TOKENS = 64
 """Prefixes are told apart at multiples of this: what two prompts share is known to within so many tokens. A whole
 number of KV blocks of every engine that is supported."""
+LARGEST = 2000
+"""A chain whose `ChainShape.size` is larger is not predicted for: the event loop would wait for it."""
 APPEND_TOKENS = 32
 """Of an upstream's output, what is typically left to finalize: the last append that did not come together."""
 
@@ -49,7 +53,8 @@ class ChainShape(msgspec.Struct, frozen=True):
     rungs: tuple[tuple[tuple[str, int], ...], ...] = ()
     """Per agent, digest and length of every `RUNG_TOKENS` of that prefix, and of the whole prefix at last."""
     shared: tuple[tuple[int, ...], ...] = ()
-    """Per agent and earlier agent, the tokens with which both prompts begin, the earlier one's output counted."""
+    """Per agent and earlier agent, the tokens with which both prompts begin, the earlier one's output counted. Empty
+    where the chain is larger than `LARGEST`."""
     parts: tuple[tuple[Part, ...], ...] = ()
     """Per agent, what its prompt is made of."""
     outputs: tuple[int, ...] = ()
@@ -62,6 +67,12 @@ class ChainShape(msgspec.Struct, frozen=True):
     isolated: bool = False
     """Nothing of it is found in any prefix cache."""
     append_tokens: int = APPEND_TOKENS
+
+    @property
+    def size(self) -> int:
+        """Of what walking through it takes, some 15 µs each: an agent, five parts of prompts, or a hundred pairs."""
+        count = len(self.upstreams)
+        return count + sum(map(len, self.parts)) // 5 + count * count // 100
 
     def prompt_tokens(self, index: int) -> int:
         """Length of an agent's prompt, with the expected outputs of its upstreams."""
@@ -92,14 +103,10 @@ def chain_shape(
     cell = b"" if grid is None else f"grid{grid}/".encode()
     rungs = tuple(_rungs(_prefix(agent, grid), cell) for agent in prepared)
     expected = tuple(outputs) if outputs is not None else (0,) * len(prepared)
-    return ChainShape(
+    shape = ChainShape(
         upstreams=tuple(tuple(found) for found in upstreams),
         prefixes=tuple(found[-1] for found in rungs),
         rungs=rungs,
-        shared=tuple(
-            tuple(0 if isolated else _shared(agent, prepared[at], at, expected) for at in range(index))
-            for index, agent in enumerate(prepared)
-        ),
         parts=tuple(
             tuple(len(part.ids) if isinstance(part, Literals) else part for part in agent.segments)
             for agent in prepared
@@ -111,6 +118,7 @@ def chain_shape(
         isolated=isolated,
         append_tokens=append_tokens or APPEND_TOKENS,
     )
+    return shape if shape.size > LARGEST else msgspec.structs.replace(shape, shared=_all_shared(prepared, shape))
 
 
 def submitted_shape(
@@ -149,12 +157,40 @@ def _rungs(ids: Sequence[int], cell: bytes) -> tuple[tuple[str, int], ...]:
     return (*found, (digest.hexdigest(), len(ids)))
 
 
-def _shared(agent: PreparedAgent, other: PreparedAgent, at: int, outputs: Sequence[int]) -> int:
-    """Tokens with which an agent's prompt and that of an earlier one, `at`, begin; the latter with its output."""
+class _Text(NamedTuple):
+    """Literal tokens."""
+
+    ids: Sequence[int]
+    marks: list[int]
+    """A hash of every `RUNG_TOKENS` that they begin with: where two texts part is then found in a few steps."""
+
+
+def _text(ids: Sequence[int]) -> _Text:
+    data = array("I", ids)
+    pieces = (hash(data[at : at + RUNG_TOKENS].tobytes()) for at in range(0, len(ids) - RUNG_TOKENS + 1, RUNG_TOKENS))
+    return _Text(ids, list(accumulate(pieces, lambda before, piece: hash((before, piece)))))
+
+
+def _all_shared(prepared: Sequence[PreparedAgent], shape: ChainShape) -> tuple[tuple[int, ...], ...]:
+    """See `ChainShape.shared`."""
+    if shape.isolated:
+        return tuple((0,) * index for index in range(len(prepared)))
+    prompts = [
+        [*(_text(part.ids) if isinstance(part, Literals) else part for part in agent.segments), OutputOf(agent=index)]
+        for index, agent in enumerate(prepared)
+    ]
+    return tuple(
+        tuple(_shared(prompt, other, shape.outputs) for other in prompts[:index])
+        for index, prompt in enumerate(prompts)
+    )
+
+
+def _shared(prompt: Sequence[_Text | OutputOf], other: Sequence[_Text | OutputOf], outputs: Sequence[int]) -> int:
+    """Tokens with which two agents' prompts begin alike, each with its output."""
     total = 0
-    for mine, theirs in zip(agent.segments, [*other.segments, OutputOf(agent=at)], strict=False):
-        if isinstance(mine, Literals) and isinstance(theirs, Literals):
-            common = _common(mine.ids, theirs.ids)
+    for mine, theirs in zip(prompt, other, strict=False):
+        if isinstance(mine, _Text) and isinstance(theirs, _Text):
+            common = _common(mine, theirs)
             total += common
             if common < max(len(mine.ids), len(theirs.ids)):
                 break
@@ -165,15 +201,11 @@ def _shared(agent: PreparedAgent, other: PreparedAgent, at: int, outputs: Sequen
     return total
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids two lists begin with alike."""
-    low, high = 0, min(len(first), len(second))
-    if first[:high] == second[:high]:
-        return high
-    while low < high:  # the longest equal prefix lies in low..high-1
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _common(first: _Text, second: _Text) -> int:
+    """How many ids two texts begin with alike."""
+    known = range(min(len(first.marks), len(second.marks)))
+    at = RUNG_TOKENS * bisect_left(known, True, key=lambda mark: first.marks[mark] != second.marks[mark])
+    most = min(len(first.ids), len(second.ids))
+    while at < most and first.ids[at] == second.ids[at]:
+        at += 1
+    return at

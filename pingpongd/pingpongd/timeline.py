@@ -13,95 +13,13 @@ Agents are walked through as tasks, from one event to the next; between two even
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from math import inf
-from typing import NamedTuple
 
+from pingpongd.agent_task import NOTHING, Stage, Task, blocker, go_on_reading, start, take_read, take_up
 from pingpongd.engine_cost import EngineCost
-from pingpongd.ride_cost import Ride
-
-_BLOCK = 16
-"""Cache hits are whole blocks of tokens."""
-_NOTHING = 1e-9
-
-
-class Stage(IntEnum):
-    """Where a task stands."""
-
-    WAITING = 0
-    READING = 1
-    FINAL = 2
-    """Its whole prompt is known, and its first token is computed."""
-    WRITING = 3
-    ENDED = 4
-
 
 _FINAL, _WRITING, _ENDED = Stage.FINAL, Stage.WRITING, Stage.ENDED
 """Looked up once: this is where predictions spend their time."""
-
-
-class Piece(NamedTuple):
-    """A part of a prompt that can be read ahead."""
-
-    end: int
-    """In tokens from the prompt's beginning."""
-    after: tuple[Task, ...]
-    """Those that have to have ended before it is known."""
-
-
-@dataclass(slots=True, eq=False)
-class Task:
-    """One agent; times in ms from the beginning of the timeline."""
-
-    group: str
-    prompt: int
-    """Tokens of its prompt."""
-    output: float
-    """Tokens that it has still to write."""
-    after: tuple[Task, ...] = ()
-    """Those that have to have ended before it starts."""
-    begun: tuple[Task, ...] = ()
-    """Those that have to have written a token before it starts."""
-    dispatched: tuple[Task, ...] = ()
-    """Those that have to have started before it does."""
-    reads: tuple[Task, ...] = ()
-    """Those whose outputs its prompt holds."""
-    pieces: tuple[Piece, ...] = ()
-    """What it reads ahead."""
-    held: int = 0
-    """Tokens of its prompt that its group's prefix cache holds at the beginning."""
-    kin: tuple[tuple[Task, int], ...] = ()
-    """Earlier tasks on its group whose prompts and outputs begin with so many of its tokens."""
-    inner: bool = False
-    """Other agents read what it writes: then appends may slow it down more."""
-    grid: int | None = None
-    """The cell in tokens that it is cut at; then it is alone on its group."""
-    stage: Stage = Stage.WAITING
-    read: float = 0.0
-    """Tokens of its prompt that are computed."""
-    started: float = 0.0
-    ready: float = 0.0
-    """When nothing but its own work was left to wait for."""
-    waited: float = 0.0
-    """After that, for a group that others held."""
-    first: float = 0.0
-    ended: float = 0.0
-    hidden: float = 0.0
-    """Milliseconds of prefill that were read ahead."""
-    left: float = 0.0
-    """Of what it does now: a part of the piece, milliseconds until the first token, tokens to write."""
-    full_ms: float = 0.0
-    """Of the piece that it reads, at full speed; 0: it reads none now."""
-    rides: tuple[Ride, Ride] = (Ride(0.0, 1.0), Ride(0.0, 1.0))
-    """The same beside decodes: where a user reads one of them, and where other agents read all of them."""
-    begin: float = 0.0
-    end: int = 0
-    """Tokens of the piece that it reads."""
-    shared: float = 0.0
-    """Of its last part, milliseconds that are no more where the prompt before it in the queue has paid for them."""
-    rate: float = 0.0
-    """Of `left`, per ms."""
 
 
 def run(tasks: Sequence[Task], costs: Mapping[str, EngineCost]) -> None:
@@ -129,6 +47,8 @@ class _Group:
         """How far it was brought forward."""
         self.next = inf
         """When the next of its tasks completes what it does."""
+        self.due: Task | None = None
+        """Which one that is: it does so then, whatever rounding leaves of it."""
 
     def advance(self, now: float) -> None:
         """Bring its tasks forward."""
@@ -154,45 +74,47 @@ class _Group:
                 final = final or task
             elif task.full_ms > 0.0:
                 readers.append(task)
-        self.next = inf
+        self.next, self.due = inf, None
         if final is not None:
             final.rate = 1.0
-            self.next = self.now + final.left
+            self._expect(final)
             return
         inner = all(task.inner for task in writers)
         if readers:
             share = 1.0 / len(readers)
             for task in readers:
-                task.rate = share / (max(_NOTHING, task.rides[inner].ms) if writers else task.full_ms)
-                self.next = min(self.next, self.now + task.left / task.rate)
+                task.rate = share / (max(NOTHING, task.rides[inner].ms) if writers else task.full_ms)
+                self._expect(task)
         if not writers or (readers and not self.cost.riding.known):
             return
         context = sum(task.prompt + task.output / 2 for task in writers) / len(writers)
         step = self.cost.decode_ms(context, len(writers))
         if readers:
             step *= sum(task.rides[inner].slowed for task in readers) / len(readers)
-        rate = 1.0 / max(step, _NOTHING)
+        rate = 1.0 / max(step, NOTHING)
         for task in writers:
             task.rate = rate
-            self.next = min(self.next, self.now + task.left / rate)
+            self._expect(task)
+
+    def _expect(self, task: Task) -> None:
+        at = self.now + task.left / task.rate
+        if at < self.next:
+            self.next, self.due = at, task
 
 
 class _Timeline:
     def __init__(self, tasks: Sequence[Task], costs: Mapping[str, EngineCost]) -> None:
         self._groups = {name: _Group(cost) for name, cost in costs.items()}
         self._waiting: dict[Task, list[Task]] = {}
-        """By what they may wait for, those that have not started."""
+        """Those that have not started, by one that they wait for: looked at again when something happens to it."""
         self._readers: dict[Task, list[Task]] = {}
         self._dirty: set[str] = set(costs)
         for task in tasks:
             for other in task.reads:
                 self._readers.setdefault(other, []).append(task)
-            if task.stage is Stage.WAITING:
-                for other in {*task.after, *task.begun, *task.dispatched}:
-                    self._waiting.setdefault(other, []).append(task)
-            elif task.stage is not _ENDED:
+            if Stage.WAITING < task.stage < _ENDED:
                 self._groups[task.group].tasks.append(task)
-                _take_up(task, self._groups[task.group].cost)
+                take_up(task, self._groups[task.group].cost)
         for task in tasks:
             self._try(task, 0.0)
 
@@ -206,11 +128,14 @@ class _Timeline:
         if now == inf:
             return False
         group.advance(now)
-        for task in [task for task in group.tasks if task.rate > 0.0 and task.left <= task.rate * _NOTHING]:
+        due = [task for task in group.tasks if task is group.due or 0.0 < task.rate * NOTHING >= task.left]
+        for task, stage in [(task, task.stage) for task in due]:
+            if task.stage is not stage:
+                continue  # it read one of the others, and goes on to what comes next
             self._dirty.add(task.group)
             _complete(task, group, now)
             if task.stage is Stage.READING:
-                _go_on_reading(task, group.cost, now)
+                go_on_reading(task, group.cost, now)
                 continue
             if task.stage is _ENDED:
                 for reader in self._readers.get(task, ()):
@@ -218,21 +143,27 @@ class _Timeline:
                 held, group.held = group.held, []
                 for other in held:
                     self._try(other, now)
-            for other in self._waiting.get(task, ()):
-                self._try(other, now)
+            self._look_at_waiting(task, now)
         return True
+
+    def _look_at_waiting(self, task: Task, now: float) -> None:
+        for other in self._waiting.pop(task, ()):
+            self._try(other, now)
 
     def _tell(self, reader: Task, now: float) -> None:
         """One that it reads has ended."""
         if reader.stage is Stage.READING:
             group = self._groups[reader.group]
             group.advance(now)
-            _go_on_reading(reader, group.cost, now)
+            go_on_reading(reader, group.cost, now)
             self._dirty.add(reader.group)
 
     def _try(self, task: Task, now: float) -> None:
         """Start a task if its turn has come."""
-        if not _may_start(task):
+        if task.stage is not Stage.WAITING:
+            return
+        if (other := blocker(task)) is not None:
+            self._waiting.setdefault(other, []).append(task)
             return
         group = self._groups[task.group]
         if group.tasks and (task.grid is not None or group.tasks[0].grid is not None):
@@ -241,110 +172,27 @@ class _Timeline:
             return
         group.advance(now)
         group.tasks.append(task)
-        _start(task, group.cost, now)
+        start(task, group.cost, now)
         self._dirty.add(task.group)
-        for other in self._waiting.get(task, ()):
-            self._try(other, now)
+        self._look_at_waiting(task, now)
 
 
 def _next(group: _Group) -> float:
     return group.next
 
 
-def _may_start(task: Task) -> bool:
-    if task.stage is not Stage.WAITING:
-        return False
-    for other in task.after:
-        if other.stage is not _ENDED:
-            return False
-    for other in task.begun:
-        if other.stage < _WRITING:
-            return False
-    return all(other.stage is not Stage.WAITING for other in task.dispatched)
-
-
-def _start(task: Task, cost: EngineCost, now: float) -> None:
-    task.started = now
-    task.ready = max([0.0, *(other.ended for other in (*task.reads, *task.after))])
-    task.read = float(_cached(task))
-    task.stage = Stage.READING
-    _go_on_reading(task, cost, now)
-    if task.stage is _FINAL:
-        task.waited = now - task.ready
-
-
-def _cached(task: Task) -> int:
-    """Tokens of its prompt that its group's prefix cache holds by now."""
-    computed = [
-        min(shared, other.prompt) if task.grid is not None or other.stage is not _ENDED else shared
-        for other, shared in task.kin
-        if other.stage >= _WRITING
-    ]
-    cached = min(max([task.held, *computed]), task.prompt - 1)
-    return cached - cached % (task.grid or _BLOCK)
-
-
-def _take_up(task: Task, cost: EngineCost) -> None:
-    """Go on with a task that is under way at the beginning."""
-    task.read = max(task.read, float(_cached(task)))
-    if task.stage is _WRITING:
-        task.left = max(task.output, _NOTHING)
-    elif task.stage is _FINAL:
-        _finalize(task, cost, 0.0)
-    else:
-        _go_on_reading(task, cost, 0.0)
-
-
-def _go_on_reading(task: Task, cost: EngineCost, now: float) -> None:
-    """Let a task read what is known of its prompt by now, or finalize it."""
-    if all(other.stage is _ENDED for other in task.reads):
-        if task.full_ms > 0:
-            _take_read(task, cost)
-        _finalize(task, cost, now)
-        return
-    if task.full_ms > 0:
-        return
-    for piece in task.pieces:
-        if piece.end <= task.read:
-            continue
-        if any(other.stage is not _ENDED for other in piece.after):
-            return
-        task.begin, task.end, task.left = task.read, piece.end, 1.0
-        task.full_ms = max(_NOTHING, cost.read_ms(int(task.read), piece.end))
-        begin = int(task.read)
-        task.rides = cost.riding.ride(begin, piece.end, inner=False), cost.riding.ride(begin, piece.end, inner=True)
-        return
-
-
-def _take_read(task: Task, cost: EngineCost) -> None:
-    """Note how far the piece was read: early tokens are cheaper than late ones, which attend to more."""
-    part = 1.0 - task.left
-    task.read = float(task.end if part >= 1.0 else cost.reached(int(task.begin), task.end, part * task.full_ms))
-    task.hidden += part * task.full_ms
-    task.full_ms = 0.0
-
-
-def _finalize(task: Task, cost: EngineCost, now: float) -> None:
-    cell = task.grid or 1
-    read = min(int(task.read) // cell * cell, task.prompt - 1)
-    task.stage = _FINAL
-    task.ready = max(task.ready, now if task.started < now else task.ready)
-    task.left = max(_NOTHING, cost.first_token_ms(read, task.prompt - read))
-    task.shared = min(task.left, cost.first_token_ms(read, 1))
-
-
 def _complete(task: Task, group: _Group, now: float) -> None:
     """What a task did has come to its end."""
     if task.stage is Stage.READING:
         task.left = 0.0
-        _take_read(task, group.cost)
+        take_read(task, group.cost)
     elif task.stage is _FINAL:
         task.first, task.stage = now, _WRITING
         for other in group.tasks:
             if other.stage is _FINAL:  # the step of a short prompt had room for it
-                other.left, other.shared = max(other.left - other.shared, _NOTHING), 0.0
+                other.left, other.shared = max(other.left - other.shared, NOTHING), 0.0
             elif other.stage is _WRITING:  # a token of each came with the last step of the prompt
-                other.left = max(other.left - 1, _NOTHING) if other is not task else max(task.output - 1, _NOTHING)
+                other.left = max(other.left - 1, NOTHING) if other is not task else max(task.output - 1, NOTHING)
     else:
         task.ended, task.stage = now, _ENDED
         group.tasks.remove(task)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pingpongd.candidates import candidates
+from pingpongd.candidates import FEW_GROUPS, candidates
 from pingpongd.shapes import ChainShape, GroupView
 
 
@@ -11,3 +11,9 @@ def test_two_idle_groups_that_are_no_neighbours_are_considered_for_ping_pong() -
     shape = ChainShape(((), (0,), (1,)), (("", 0),) * 3)
     first, second, *_ = (names for kind, names in candidates(shape, "ping-pong", groups, 0))
     assert {first, second} == {("g3", "g8", "g3"), ("g8", "g3", "g8")}
+
+
+def test_of_large_chains_fewer_placements_are_looked_at() -> None:
+    groups = [GroupView(f"g{number}", 0) for number in range(FEW_GROUPS)]
+    line = ChainShape(tuple(() if at == 0 else (at - 1,) for at in range(250)), (("", 0),) * 250)
+    assert len(candidates(line, "serial", groups, 0)) == 1

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from engine_figures import H200, PAIR, scaled
 from pingpong_bus.messages import BesideFigure, EngineFigures, Literals, OutputOf, Placement, PreparedAgent
+from pingpongd.agent_task import Stage
 from pingpongd.cost_model import AgentProgress, Cost, CostModel, RunningChain
 from pingpongd.engine_cost import EngineCost
 from pingpongd.placement import MARGIN, Plan, place
 from pingpongd.shapes import ChainShape, GroupView, chain_shape
-from pingpongd.timeline import Stage
 
 LINE = ((), (0,), (1,), (2,), (3,))
 FAN_IN = ((), (), (), (), (0, 1, 2, 3))
