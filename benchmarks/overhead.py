@@ -1,6 +1,6 @@
 """What the daemon costs: the same chain on bare vLLM and through pingpongd, in one run, taking turns.
 
-    python benchmarks/overhead.py --config examples/cpu.toml --runs 5 --out overhead.jsonl
+    python benchmarks/overhead.py --config examples/cpu.toml --dtype float32 --runs 5 --out overhead.jsonl
     python benchmarks/overhead.py --report overhead.jsonl
 
 Four engines are up at once (two of the daemon's, two bare ones, on the same devices), of which only the measured ones
@@ -135,7 +135,7 @@ class Comparison:
             e2e_ms, ttft_ms, outputs = done.e2e_ms, done.ttft_ms, done.outputs
         else:
             group = self._first_group if mode == "serial" else None  # the bare serial chain runs on the first one too
-            result = await self._client.run(self._chain, None, SubmitOptions(mode=mode, group=group))
+            result = await self._client.run(self._chain, None, SubmitOptions(mode=mode, group=group, exactness="fast"))
             e2e_ms = result.e2e_ms or 0.0
             ttft_ms = [agent.ttft_ms or 0.0 for agent in result.agents]
             outputs = [agent.output_ids for agent in result.agents]
@@ -154,11 +154,11 @@ class Comparison:
 
 async def measure(options: argparse.Namespace) -> list[OverheadRun]:
     """Start everything, run, and stop it."""
-    config = load_config(options.config)
+    config = load_config(options.config, {"dtype": options.dtype} if options.dtype else None)
     chain = ids_chain(PROFILES[options.profile])
     runs: list[OverheadRun] = []
     async with (
-        local_daemon(options.config) as folder,
+        local_daemon(options.config, flags=["--dtype", options.dtype] if options.dtype else []) as folder,
         AsyncClient(folder) as client,
         bare_engines(config) as bare,
     ):
@@ -183,6 +183,7 @@ def main() -> int:
     """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(description="Measure what the daemon costs over bare vLLM.")
     parser.add_argument("--config", type=Path, default=Path("examples/cpu.toml"))
+    parser.add_argument("--dtype", help="over the configuration's; in bfloat16 the two may give other ids")
     parser.add_argument("--profile", default="cpu", choices=list(PROFILES))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path, help="JSONL file that the runs are added to")
