@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import msgspec
 import psutil
 
 from bare_chain import BareEngines, BareMode, bare_agents, bare_engines
+from connecting import changed_config
 from local_daemon import local_daemon
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import EngineError, NotEqual, PingpongError
@@ -154,11 +156,17 @@ class Comparison:
 
 async def measure(options: argparse.Namespace) -> list[OverheadRun]:
     """Start everything, run, and stop it."""
-    config = load_config(options.config, {"dtype": options.dtype} if options.dtype else None)
+    with tempfile.TemporaryDirectory(prefix="pingpong-config-") as private:
+        changes = {"dtype": options.dtype} if options.dtype else {}
+        return await _measure(options, changed_config(options.config, Path(private), changes))
+
+
+async def _measure(options: argparse.Namespace, path: Path) -> list[OverheadRun]:
+    config = load_config(path)
     chain = ids_chain(PROFILES[options.profile])
     runs: list[OverheadRun] = []
     async with (
-        local_daemon(options.config, flags=["--dtype", options.dtype] if options.dtype else []) as folder,
+        local_daemon(path) as folder,
         AsyncClient(folder) as client,
         bare_engines(config) as bare,
     ):
