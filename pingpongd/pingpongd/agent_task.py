@@ -108,10 +108,9 @@ def blocker(task: Task) -> Task | None:
 def start(task: Task, cost: EngineCost, now: float) -> None:
     """Let a task begin whose turn has come."""
     task.started = now
-    task.ready = max([0.0, *(other.ended for other in (*task.reads, *task.after))])
     task.read = float(_cached(task))
     task.stage = Stage.READING
-    go_on_reading(task, cost, now)
+    go_on_reading(task, cost)
     if task.stage is Stage.FINAL:
         task.waited = now - task.ready
 
@@ -133,17 +132,17 @@ def take_up(task: Task, cost: EngineCost) -> None:
     if task.stage is Stage.WRITING:
         task.left = max(task.output, NOTHING)
     elif task.stage is Stage.FINAL:
-        _finalize(task, cost, 0.0)
+        _finalize(task, cost)
     else:
-        go_on_reading(task, cost, 0.0)
+        go_on_reading(task, cost)
 
 
-def go_on_reading(task: Task, cost: EngineCost, now: float) -> None:
+def go_on_reading(task: Task, cost: EngineCost) -> None:
     """Let a task read what is known of its prompt by now, or finalize it."""
     if all(other.stage is Stage.ENDED for other in reversed(task.reads)):
         if task.full_ms > 0:
             take_read(task, cost)
-        _finalize(task, cost, now)
+        _finalize(task, cost)
         return
     while task.full_ms <= 0 and task.past < len(task.pieces):
         piece = task.pieces[task.past]
@@ -165,10 +164,10 @@ def take_read(task: Task, cost: EngineCost) -> None:
     task.full_ms = 0.0
 
 
-def _finalize(task: Task, cost: EngineCost, now: float) -> None:
+def _finalize(task: Task, cost: EngineCost) -> None:
     cell = task.grid or 1
     read = min(int(task.read) // cell * cell, task.prompt - 1)
     task.stage = Stage.FINAL
-    task.ready = max(task.ready, now if task.started < now else task.ready)
+    task.ready = max([0.0, *(other.ended for other in (*task.reads, *task.after))])
     task.left = max(NOTHING, cost.first_token_ms(read, task.prompt - read))
     task.shared = min(task.left, cost.first_token_ms(read, 1))

@@ -135,7 +135,7 @@ class _Timeline:
             self._dirty.add(task.group)
             _complete(task, group, now)
             if task.stage is Stage.READING:
-                go_on_reading(task, group.cost, now)
+                go_on_reading(task, group.cost)
                 continue
             if task.stage is _ENDED:
                 for reader in self._readers.get(task, ()):
@@ -155,7 +155,7 @@ class _Timeline:
         if reader.stage is Stage.READING:
             group = self._groups[reader.group]
             group.advance(now)
-            go_on_reading(reader, group.cost, now)
+            go_on_reading(reader, group.cost)
             self._dirty.add(reader.group)
 
     def _try(self, task: Task, now: float) -> None:
