@@ -46,15 +46,16 @@ class Factors:
         """
         key = _Key(kind, placement, frozenset(groups))
         found = self._means.get(key)
-        return self._usual(key) if found is None else found
+        return self._usual(key, self._alike(kind)) if found is None else found
 
     def learn(self, kind: Kind, placement: Placement, groups: Iterable[str], ratio: float) -> None:
         """A chain has taken `ratio` times what was predicted without a factor."""
         key = _Key(kind, placement, frozenset(groups))
         before = self.factor(kind, placement, key.groups)
         bounded = min(before * (1 + SURPRISE), max(before * (1 - SURPRISE), ratio))
-        for other in [other for other in self._means if other.kind == kind and other != key]:
-            self._means[other] += FADING * (self._usual(other) - self._means[other])
+        alike = self._alike(kind)
+        for other, mean in alike:
+            self._means[other] += FADING * (self._usual(other, alike) - mean)
         self._means[key] = min(MOST, max(LEAST, before + WEIGHT * (bounded - before)))
         self._means.move_to_end(key)
         while len(self._means) > _MOST_KEPT:
@@ -65,16 +66,20 @@ class Factors:
         for key in [key for key in self._means if group in key.groups]:
             del self._means[key]
 
-    def _usual(self, key: _Key) -> float:
-        serial = [(other, mean) for other, mean in self._means.items() if other.placement == "serial" and other != key]
-        for found in (
-            [mean for other, mean in serial if other.kind == key.kind and not other.groups.isdisjoint(key.groups)],
-            [mean for other, mean in serial if other.kind == key.kind],
-            [mean for other, mean in serial if not other.groups.isdisjoint(key.groups)],
-        ):
-            if found:
-                return fmean(found)
-        return 1.0
+    def _usual(self, key: _Key, alike: Sequence[tuple[_Key, float]]) -> float:
+        """What it takes that was never run; `alike`: what is known of its kind."""
+        serial = [(other.groups, mean) for other, mean in alike if other.placement == "serial" and other != key]
+        found = [mean for groups, mean in serial if not groups.isdisjoint(key.groups)] or [mean for _, mean in serial]
+        if not found:
+            found = [
+                mean
+                for other, mean in self._means.items()
+                if other.placement == "serial" and other != key and not other.groups.isdisjoint(key.groups)
+            ]
+        return fmean(found) if found else 1.0
+
+    def _alike(self, kind: Kind) -> list[tuple[_Key, float]]:
+        return [(key, mean) for key, mean in self._means.items() if key.kind == kind]
 
 
 def kind_of(shape: ChainShape, prediction: Prediction, *, busy: bool) -> Kind:
