@@ -23,7 +23,7 @@ from pingpongd.chain_runs import ChainRuns
 from pingpongd.chain_state import CancelAsked, FailAsked, Stage
 from pingpongd.config import DaemonConfig
 from pingpongd.exactness import unkept
-from pingpongd.explaining import explain
+from pingpongd.explaining import Explainer
 from pingpongd.fleet import Fleet
 from pingpongd.intake import PATIENCE_S, Intake, reads_of
 from pingpongd.recalibration import Recalibration
@@ -32,6 +32,8 @@ from pingpongd.stored import Job, LiveChain
 
 _log = structlog.get_logger()
 _SEED_BITS = 48
+_TURN_S = 0.05
+"""Chains that wait are started for so long at a time; then whatever else has come has its turn."""
 
 
 class Chains:
@@ -61,6 +63,7 @@ class Chains:
         self._count = store.next_number
         self._starting = False
         self._intake = Intake(config, self.runs.room, slab, lambda: len(self._queue))
+        self._explainer = Explainer(self._intake, self.runs.planner)
         self._recalibration = Recalibration(self.runs.planner)
 
     # ---------------------------------------------------------------------------------------------------- the fleet
@@ -180,7 +183,7 @@ class Chains:
         Raises:
             PingpongError: it could not be accepted.
         """
-        return await explain(request, self._intake, self.runs.planner, self.runs.room, self._count - 1)
+        return await self._explainer.explain(request, self._count)
 
     def is_live(self, chain: str) -> bool:
         """Whether it has not ended."""
@@ -301,6 +304,7 @@ class Chains:
             return
         self._starting = True
         try:
+            began = time.monotonic()
             while self.runs.room.groups():
                 chain = self._queue.next(time.monotonic_ns(), self._slab.free_slots)
                 if chain is None:
@@ -308,6 +312,9 @@ class Chains:
                 self._running.add(chain)
                 self.idle.clear()
                 self.runs.start(self._records[chain])
+                if time.monotonic() - began > _TURN_S:  # planning takes some milliseconds on busy groups
+                    asyncio.get_running_loop().call_soon(self.start_waiting)
+                    return
         finally:
             self._starting = False
 

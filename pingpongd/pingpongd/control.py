@@ -266,8 +266,7 @@ class Control:
             case Submit():
                 await self._submit(client, account, request, chains)
             case Explain():
-                async with self._turns.setdefault(account, asyncio.Semaphore(_SUBMISSIONS)):
-                    self._reply(client, await chains.explain(request))
+                await self._explain(client, account, request, chains)
             case Attach(chain=chain):
                 self._snapshot(client, request.request, await chains.snapshot(chain), chains)
             case ListChains(limit=limit):
@@ -309,6 +308,11 @@ class Control:
                 self._send(client, codec.encode(ended))
         finally:
             chains.start_waiting()
+
+    async def _explain(self, client: bytes, account: Client, request: Explain, chains: ChainService) -> None:
+        async with self._turns.setdefault(account, asyncio.Semaphore(_SUBMISSIONS)):
+            if self._ledger.account(client) is account:  # else it has gone meanwhile
+                self._reply(client, await chains.explain(request))
 
     async def _score(self, client: bytes, account: Client, request: Score, chains: ChainService) -> None:
         async with self._scores.setdefault(account, asyncio.Lock()):

@@ -93,7 +93,10 @@ class CostModel:
             groups: per agent, its group; all have figures.
             done: agents that have ended already.
         """
-        placed = [AgentProgress(group, Stage.ENDED if at in done else Stage.WAITING) for at, group in enumerate(groups)]
+        # What has ended did so before the daemon's start: no cache holds it.
+        placed = [
+            AgentProgress("", Stage.ENDED) if at in done else AgentProgress(name) for at, name in enumerate(groups)
+        ]
         beside = self._beside(frozenset(groups))
         own, walked = self._walk(shape, placement, placed, beside)
         if beside and any(task.stage is not Stage.ENDED for task in own):
@@ -102,6 +105,12 @@ class CostModel:
             own, walked = self._walk(shape, placement, placed, beside)
         delay = sum(_end(tasks) for tasks in walked) - self._alone(beside) if beside else 0.0
         return Cost(_prediction(own, placement, tuple(groups)), max(0.0, delay))
+
+    def of(self, groups: Iterable[str]) -> CostModel:
+        """What is to be kept of it to predict placements on these groups later on."""
+        others = [self._others[at] for at in self._beside(frozenset(groups))]
+        names = {*groups, *(agent.group for other in others for agent in other.agents)}
+        return CostModel([self._views[name] for name in names if name in self._views], others, self._costs)
 
     def _walk(
         self, shape: ChainShape, placement: Placement, placed: Sequence[AgentProgress], beside: tuple[int, ...]

@@ -134,6 +134,9 @@ def place(
     taken = best.prediction
     if wanted != "auto":
         return Plan(taken.placement, taken.groups, asked, (taken,), taken)
+    if (spare := _spare(groups)) is not None:
+        names, why = (spare.name,) * len(shape.upstreams), f"{spare.name} is idle, though it was not measured"
+        return Plan("serial", names, why, tuple(predictions))
     return Plan(taken.placement, taken.groups, _why(best, costs), tuple(predictions), taken)
 
 
@@ -185,6 +188,13 @@ def _choose(shape: ChainShape, costs: Sequence[Cost], groups: Sequence[GroupView
     return min((cost for cost in costs if cost.total_ms <= least * (1.0 + alike)), key=rank)
 
 
+def _spare(groups: Sequence[GroupView]) -> GroupView | None:
+    """A group that could not be measured and is idle, where all that were measured are busy: it works all the same."""
+    if any(usable(view.figures) and not view.hops for view in groups):
+        return None
+    return next((view for view in groups if not usable(view.figures) and not view.hops), None)
+
+
 def _why(best: Cost, costs: Sequence[Cost]) -> str:
     """The choice in a clause, with what was next to it."""
     text = f"predicted {best.prediction.e2e_ms:.0f} ms"
@@ -198,6 +208,8 @@ def _why(best: Cost, costs: Sequence[Cost]) -> str:
         text += f"; {_NAMES[rival.prediction.placement]} on {names} {rival.prediction.e2e_ms:.0f} ms"
         if rival.delay_ms >= 1:
             text += f" and {rival.delay_ms:.0f} ms"
+        if placement == "serial" and rival.total_ms < best.total_ms:
+            text += f", within the {MARGIN:.0%} by which series is preferred"
     return text
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -46,13 +47,30 @@ class _Run:
 
     record: ChainRecord
     model: CostModel
-    """Of the moment at which it was planned."""
+    """Of the moment at which it was planned, as far as its groups go."""
     started_ns: int
     groups: frozenset[str]
     load: int
     """Chains that ran on its groups then."""
     disturbed: bool = False
     """Another one has come to its groups since."""
+
+
+class Preview(NamedTuple):
+    """What would become of a chain now."""
+
+    plan: Plan
+    predictions: list[Prediction]
+    """Of every placement, the least first."""
+    groups: list[GroupView]
+    """That it was placed among, and predicted for."""
+
+
+class _Placed(NamedTuple):
+    plan: Plan
+    model: CostModel
+    groups: list[GroupView]
+    """That there were to choose from."""
 
 
 class Planner:
@@ -67,8 +85,8 @@ class Planner:
         self._costs = EngineCosts()
         self._drifts: dict[str, Drift] = {}
         self._runs: dict[str, _Run] = {}
-        self._planned: dict[str, CostModel] = {}
-        """What chains were planned by that have not begun."""
+        self._planned: tuple[str, CostModel] | None = None
+        """The chain that was planned last, and by what."""
         self.drifted: set[str] = set()
         """Groups whose engines should be measured anew."""
 
@@ -82,25 +100,28 @@ class Planner:
         """
         done = frozenset(at for at, phase in enumerate(record.state.phases) if phase is Phase.DONE)
         options = record.options
-        plan, model = self._place(record.shape, options.mode, options.group, record.number, done)
-        self._planned[record.id] = model
+        plan, model, _ = self._place(record.shape, options.mode, options.group, record.number, done)
+        self._planned = record.id, model.of(plan.groups)
         return plan
 
-    def preview(self, shape: ChainShape, mode: Mode, group: str | None, number: int) -> tuple[Plan, list[Prediction]]:
-        """How a chain would be placed now, and what every placement should take, the least first.
+    def preview(self, shape: ChainShape, mode: Mode, group: str | None, number: int) -> Preview:
+        """How a chain would be placed now.
 
         Raises:
             PingpongError: the groups at hand cannot do what is asked.
         """
-        plan, _ = self._place(shape, mode, group, number, frozenset())
-        groups = self._room.groups() or self._room.standing()
-        return plan, predicted(shape, groups, number, self._model(groups), self._factors)
+        plan, model, views = self._place(shape, mode, group, number)
+        if mode == "auto" and group is None:
+            return Preview(plan, list(plan.predictions), views)
+        return Preview(plan, predicted(shape, views, number, model, self._factors), views)
 
     def began(self, record: ChainRecord) -> None:
         """A chain runs from now on, by the plan that was just made."""
         assert record.plan is not None  # noqa: S101 - made before
         groups, beside = frozenset(record.plan.groups), 0
-        model = self._planned.pop(record.id)
+        assert self._planned is not None  # noqa: S101 - as the plan was
+        planned, model = self._planned
+        assert planned == record.id  # noqa: S101 - nothing is planned between a chain's plan and its beginning
         for run in self._runs.values():
             if not run.groups.isdisjoint(groups):
                 beside += 1
@@ -140,23 +161,26 @@ class Planner:
         self._drift(group).measured()
         self.drifted.discard(group)
 
-    def _place(
-        self, shape: ChainShape, mode: Mode, group: str | None, number: int, done: frozenset[int]
-    ) -> tuple[Plan, CostModel]:
+    def _views(self, mode: Mode, group: str | None) -> tuple[Mode, str, list[GroupView]]:
+        """The mode that a chain can have, why it is not the one asked for, and the groups to choose from."""
         ready = self._room.groups()
-        views, fewer = ready, ""
-        if group is not None:
-            views = ready if group in [view.name for view in ready] else self._room.standing()
-        elif mode == "overlap" and not any(view.overlap for view in ready):
-            views = self._room.standing()
-        elif mode == "ping-pong" and len(ready) < 2:
-            if len(standing := self._room.standing()) >= 2:
-                views = standing
-            else:
-                mode, fewer = "serial", "asked for ping-pong, and one group is left"
+        short = (
+            (group is not None and group not in [view.name for view in ready])
+            or (mode == "overlap" and not any(view.overlap for view in ready))
+            or (mode == "ping-pong" and len(ready) < 2)
+        )
+        views = self._room.standing() if short or not ready else ready
+        if mode == "ping-pong" and len(views) < 2:
+            return "serial", "asked for ping-pong, and one group is left", ready or views
+        return mode, "", views
+
+    def _place(
+        self, shape: ChainShape, mode: Mode, group: str | None, number: int, done: frozenset[int] = frozenset()
+    ) -> _Placed:
+        mode, fewer, views = self._views(mode, group)
         model = self._model(views)
         plan = place(shape, mode, views, number, group, model=model, factors=self._factors, done=done)
-        return (msgspec.structs.replace(plan, why=fewer) if fewer else plan), model
+        return _Placed(msgspec.structs.replace(plan, why=fewer) if fewer else plan, model, views)
 
     def _model(self, views: Sequence[GroupView]) -> CostModel:
         return CostModel(views, [_running(run.record) for run in self._runs.values()], self._costs)

@@ -139,8 +139,10 @@ class Worker:
 
     def view(self, *, held: bool = True) -> GroupView:
         """As placement sees it; with `held`, also what its prefix cache holds."""
-        overlap = self.limits is not None and self.limits.overlap
-        return GroupView(self.name, len(self.hops), self.memory.held if held else frozenset(), overlap, self.figures)
+        limits, prefixes = self.limits, self.memory.held if held else frozenset[str]()
+        if limits is None:
+            return GroupView(self.name, len(self.hops), prefixes)
+        return GroupView(self.name, len(self.hops), prefixes, limits.overlap, self.figures, paced=limits.decode_first)
 
     def status(self) -> WorkerStatus:
         """As clients see it."""

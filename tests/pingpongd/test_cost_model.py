@@ -128,6 +128,31 @@ def test_groups_that_were_not_measured_are_left_out_and_alone_go_by_the_rule_of_
     assert not place(chain(4096), "auto", views, 0).predictions
     plan = place(chain(4096), "auto", [group("a", None), group("b")], 0)
     assert set(plan.groups) == {"b"}
+    plan = place(chain(4096), "auto", [group("a", None), group("b", hops=1)], 0)
+    assert (set(plan.groups), plan.why) == ({"a"}, "a is idle, though it was not measured")
+
+
+def test_why_tells_that_series_was_preferred_to_what_is_hardly_less() -> None:
+    plan = place(HELD, "auto", [group("a", holds=HELD), group("b", holds=HELD)], 0)
+    least = plan.predictions[0]
+    assert (plan.placement, least.placement) == ("serial", "ping-pong")
+    assert plan.why.endswith(f"; ping-pong on a, b {least.e2e_ms:.0f} ms, within the 2% by which series is preferred")
+
+
+def test_what_ended_before_the_start_of_the_daemon_is_in_no_cache() -> None:
+    shape = chain(4096, document=4096)
+    first, second = (CostModel([group("a")]).predict(shape, "serial", "aaaaa", done) for done in (frozenset(), {0}))
+    assert first.prediction.e2e_ms - second.prediction.e2e_ms == pytest.approx(256 * 8.7 + 206, rel=0.05)
+
+
+def test_what_is_kept_of_a_model_predicts_the_same_for_its_groups() -> None:
+    running = [
+        RunningChain(chain(4096, seed=at + 1), "serial", (AgentProgress(name, Stage.WRITING),) * 5)
+        for at, name in enumerate("abca")
+    ]
+    model = CostModel([group(name, holds=HELD) for name in "abc"], running)
+    for names in ("aaaaa", "ababa"):
+        assert model.of(names).predict(HELD, "ping-pong", names) == model.predict(HELD, "ping-pong", names)
 
 
 def running(shape: ChainShape, plan: Plan) -> RunningChain:

@@ -13,7 +13,7 @@ import structlog
 from chains_desk import Service, chain_reading
 from engine_figures import H200
 from pingpong_bus.errors import UsageError
-from pingpong_bus.messages import PROTOCOL_VERSION, Explain, Explained, SubmitOptions
+from pingpong_bus.messages import PROTOCOL_VERSION, Explain, Explained, Submit, SubmitOptions
 from pingpongd.drift import IN_A_ROW
 from pingpongd.recalibration import PAUSE_S
 
@@ -184,6 +184,32 @@ def test_explain_tells_what_a_mode_takes_and_refuses_what_a_submission_would_be_
         explain(service, mode="ping-pong", group="b")
     with pytest.raises(UsageError, match='with placement "overlap" agents share a device'):
         explain(service, mode="overlap", exactness="grid")
+
+
+def test_explain_predicts_for_a_named_group_that_will_be_back(service: Service) -> None:
+    service.fleet.workers["a"].state = "starting"
+    found = explain(service, group="a")
+    assert found.chosen in found.predictions
+    assert {name for one in found.predictions for name in one.groups} == {"a", "b"}
+
+
+def test_chains_that_come_together_are_started_one_after_the_other(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pingpongd.chains._TURN_S", -1.0)  # every chain takes too long
+    request = Submit(request=1, version=PROTOCOL_VERSION, chain=LINE)
+
+    async def start() -> list[int]:
+        for _ in range(2):
+            await service.chains.submit(request)
+        counts = []
+        service.chains.start_waiting()
+        for _ in range(3):
+            counts.append(service.chains.counts().get("running", 0))
+            await asyncio.sleep(0)
+        return counts
+
+    assert service.run(start) == [1, 2, 2]
 
 
 def test_explain_without_figures_names_the_placement_alone() -> None:
