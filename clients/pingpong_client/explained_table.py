@@ -77,8 +77,8 @@ def _choice(explained: Explained) -> str:
     if explained.predictions:
         return f"{explained.placement} would be taken: {explained.why}."
     return (
-        f"No times are known, for the engines were not measured: the daemon has `calibrate = false`, or they have "
-        f"not started yet. By rule of thumb, {explained.placement} would be taken: {explained.why}."
+        "No times are known: the engines were not measured (the daemon has `calibrate = false`, or that failed), or "
+        f"the chain is too large. By rule of thumb, {explained.placement} would be taken: {explained.why}."
     )
 
 

@@ -200,8 +200,8 @@ def _figures_line(name: str, figures: EngineFigures) -> str:
     facts = []
     if figures.decode:
         facts.append(f"decode {milliseconds(figures.decode[0][1])} ms a token")
-    if figures.prefill:
-        tokens, ms = figures.prefill[-1]
+    tokens, ms = figures.prefill[-1] if figures.prefill else (0, 0.0)
+    if ms:
         facts.append(f"prefill {tokens / ms * 1000:,.0f} tokens/s")
     if figures.step_p50_ms:
         facts.append(f"jitter {figures.step_p99_ms / figures.step_p50_ms:.2f} (p99/p50)")

@@ -58,8 +58,8 @@ async def test_explain_json_is_what_the_daemon_said(link, daemon, chain_file):
 async def test_explain_says_that_engines_were_not_measured(link, chain_file):
     outcome = await link.command("submit", str(chain_file), "--explain")
     assert " ".join(outcome.out.split()) == (
-        "No times are known, for the engines were not measured: the daemon has `calibrate = false`, or they have not "
-        "started yet. By rule of thumb, serial would be taken: one device group."
+        "No times are known: the engines were not measured (the daemon has `calibrate = false`, or that failed), or "
+        "the chain is too large. By rule of thumb, serial would be taken: one device group."
     )
 
 
