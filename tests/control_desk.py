@@ -65,6 +65,7 @@ class FakeChains:
         return chain
 
     async def explain(self, request: Explain) -> Explained:
+        self.calls.append("explain")
         await self.tokenizing.wait()
         return Explained(request=request.request, predictions=[], chosen=None, placement="serial", why="only")
 

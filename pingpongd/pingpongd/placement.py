@@ -54,10 +54,10 @@ class Plan(msgspec.Struct, frozen=True):
     """Per agent, the group's name."""
     why: str
     predictions: tuple[Prediction, ...] = ()
-    """What was to choose from, the least first; of a chain that is told its placement, that alone. Empty where the
-    engines were not measured."""
+    """What was to choose from, the least first; of a chain that is told its placement, that alone. Empty where no
+    engine was measured, or the chain is too large."""
     predicted: Prediction | None = None
-    """Of the plan itself."""
+    """Of the plan itself; None where its groups were not measured, or the chain is too large."""
 
 
 def replacement(groups: Sequence[GroupView], beside: frozenset[str], *, join: bool = False) -> str | None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import zmq
 
-from control_desk import Desk, open_desk, submit, until
+from control_desk import CHAIN, Desk, open_desk, submit, until
 from pingpong_bus import codec
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
@@ -28,6 +28,8 @@ from pingpong_bus.messages import (
     Done,
     Drain,
     ErrorReply,
+    Explain,
+    Explained,
     Forget,
     GetResult,
     GetStatus,
@@ -272,6 +274,22 @@ async def test_scores_of_one_client_are_asked_one_at_a_time_and_not_once_it_has_
         assert await other.receive() == Scored(request=1, logprobs=[-1.0])
         assert isinstance(await other.ask(status), StatusReply)
         assert len(desk.chains.calls) == 2, "an engine was asked for a client that has gone"
+
+
+async def test_what_a_client_has_explained_is_bounded_and_ends_when_it_goes(folder: Path) -> None:
+    async with open_desk(folder) as desk:
+        desk.chains.tokenizing.clear()
+        client, other = desk.client(), desk.client()
+        for number in range(1, 41):
+            await client.send(Explain(request=number, version=V, chain=CHAIN))
+        await other.send(Explain(request=1, version=V, chain=CHAIN))
+        await until(lambda: len(desk.chains.calls) == 33, "32 of one client and one of another")
+        client.close()
+        await until(lambda: desk.control.clients == 1, "a client that has gone has an account")
+        desk.chains.tokenizing.set()
+        assert isinstance(await other.receive(), Explained)
+        assert isinstance(await other.ask(status), StatusReply)
+        assert desk.chains.calls == ["explain"] * 33, "a chain was explained to a client that has gone"
 
 
 async def test_a_client_that_does_not_read_is_sent_so_much_and_no_more(folder: Path) -> None:

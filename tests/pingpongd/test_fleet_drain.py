@@ -6,8 +6,10 @@ import asyncio
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from chains_desk import LIMITS
 from fleet_host import fleet_config, fleet_host
 from pingpong_bus.errors import EngineError, EngineLost
 from pingpongd.worker_handle import HopSet, Worker
@@ -128,6 +130,13 @@ async def test_a_set_of_hops_tells_of_changes() -> None:
     hops.clear()
     assert told == ["HopSet(['x'])", "HopSet(['x', 'y'])", "HopSet(['y'])", "HopSet([])"]
     assert not hops
+
+
+def test_a_group_that_overlaps_without_our_scheduler_is_seen_as_not_paced() -> None:
+    worker = Worker(fleet_config("a").groups[0], "")
+    assert not worker.view().overlap
+    worker.limits = msgspec.structs.replace(LIMITS, decode_first=False, overlap=True)
+    assert (worker.view().overlap, worker.view().paced) == (True, False)
 
 
 async def test_waiting_for_a_condition() -> None:
