@@ -21,6 +21,8 @@ from pingpong_client.table import clean, clip, format_table, milliseconds, numbe
 
 _STAGE_CELLS = 24
 _STATUS_WAITING = 5
+_QUEUED = 0.01
+"""From this part of the predicted time on, what a chain took in the queue is told."""
 
 
 def texts(result: ChainResult, *, without: Iterable[str] = ()) -> str:
@@ -249,7 +251,11 @@ def _predicted_lines(result: ChainResult) -> Iterable[str]:
     if any(agent.finish_reason == "stop" for agent in result.agents):
         words += " with outputs of full length"  # how early an agent stops is not known before
     if result.state == "finished" and result.e2e_ms is not None and result.predicted_ms > 0:
-        words += f", took {milliseconds(result.e2e_ms)} ({result.e2e_ms / result.predicted_ms - 1:+.1%})"
+        queued = min((agent.opened_ms for agent in result.agents if agent.opened_ms is not None), default=0.0)
+        took = result.e2e_ms - queued
+        words += f", took {milliseconds(took)} ({took / result.predicted_ms - 1:+.1%})"
+        if queued >= _QUEUED * result.predicted_ms:
+            words += f" after {milliseconds(queued)} ms in the queue"
     yield words
 
 

@@ -115,6 +115,10 @@ async def test_results_show_predicted_against_actual(link, daemon, chain_file):
     full = [msgspec.structs.replace(agent, finish_reason="length") for agent in daemon.results["c0"].agents]
     daemon.results["c0"] = msgspec.structs.replace(daemon.results["c0"], agents=full)
     assert (await link.command("result", "c0")).out.splitlines()[-2] == "predicted 2,400 ms, took 2,500 (+4.2%)"
+    late = [msgspec.structs.replace(agent, opened_ms=100.0 * at) for at, agent in enumerate(full, start=1)]
+    daemon.results["c0"] = msgspec.structs.replace(daemon.results["c0"], agents=late)
+    expected = "predicted 2,400 ms, took 2,400 (+0.0%) after 100 ms in the queue"
+    assert (await link.command("result", "c0")).out.splitlines()[-2] == expected
 
 
 async def test_status_shows_what_engines_were_measured_to_take(link, daemon, monkeypatch):

@@ -70,7 +70,7 @@ def test_a_named_group_is_used_or_refused() -> None:
         place(COLD, "auto", TWO, 0, group="c")
 
 
-def test_overlap_takes_the_best_group_that_decodes_first() -> None:
+def test_overlap_takes_the_best_group_that_is_able_to() -> None:
     idle, busy = GroupView("a", 0), GroupView("b", 3, overlap=True)
     plan = place(COLD, "overlap", [idle, busy], 0)
     assert plan.placement == "overlap"
@@ -93,7 +93,7 @@ def test_overlap_is_refused_where_nothing_holds_appends_back(group: str | None) 
         place(COLD, "overlap", groups, 0, group=group)
 
 
-def test_auto_never_overlaps() -> None:
+def test_auto_never_overlaps_by_rule_of_thumb() -> None:
     assert place(COLD, "auto", [GroupView("a", 0, overlap=True)], 0).placement == "serial"
 
 
