@@ -183,7 +183,7 @@ class Chains:
         Raises:
             PingpongError: it could not be accepted.
         """
-        return await self._explainer.explain(request, self._count)
+        return await self._explainer.explain(request, self._count - 1)  # see `ChainRecord.number`
 
     def is_live(self, chain: str) -> bool:
         """Whether it has not ended."""

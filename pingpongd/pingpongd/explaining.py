@@ -30,7 +30,7 @@ class Explainer:
 
         Args:
             request: the chain.
-            number: the chain's, were it accepted now.
+            number: the `ChainRecord.number` that it would have, were it accepted now.
 
         Raises:
             PingpongError: it could not be accepted now.
