@@ -18,6 +18,7 @@ from fleet_host import CHAIN, FleetHost, fleet_config, fleet_host
 from pingpong_bus import codec
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost, Overloaded
 from pingpong_bus.messages import PROTOCOL_VERSION, StartHop
+from pingpong_worker.calibrator import NOISY
 from pingpong_worker.config import SimulatedSettings
 from pingpongd.process import WorkerProcess
 
@@ -287,12 +288,14 @@ async def test_a_group_is_measured_at_its_start_and_anew(
         assert first is not None
         assert {one.itl_ratio for one in first.beside} <= {1.3, 3.0}
         await host.fleet.calibrate(host["a"])
-        assert host["a"].status().figures not in (None, first)
+        anew = host["a"].status().figures
+        assert anew is not None
+        assert anew != first
         host.signal(signal.SIGKILL)
         await host.serves_again("a")
         again = host["a"].status().figures
         assert again is not None
-        assert again.cached
+        assert again.cached or anew.step_p99_ms > NOISY * anew.step_p50_ms, "noisy figures are not kept"
 
 
 async def test_a_worker_of_another_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from itertools import pairwise
+from pathlib import Path
 from unittest import mock
 
 import msgspec
@@ -16,7 +18,7 @@ from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import EngineFigures, Sampling
 from pingpong_worker.calibration import calibrate
 from pingpong_worker.calibration_sizes import next_append, next_length
-from pingpong_worker.calibrator import Calibrator
+from pingpong_worker.calibrator import NOISY, Calibrator
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.engine import OutputTokens, Session
 from pingpong_worker.figures_file import FiguresKind, figures_kind, figures_path, load_figures, save_figures
@@ -27,7 +29,9 @@ from virtual_model import VirtualModel, virtual_engine, worker_config
 GPU = SimulatedSettings(step_ms=8.0, row_us=50.0, context_ns=1.0, max_model_len=40_960, kv_tokens=100_000)
 CPU = SimulatedSettings(step_ms=15.0, row_us=750.0, max_model_len=4096, max_num_batched_tokens=4096)
 GREEDY = Sampling(max_tokens=8, ignore_eos=True)
-FIGURES = EngineFigures(measured_at="2026-01-01T00:00:00+00:00", prefill=[(64, 3.5)], finalize=[], decode=[], batch=[])
+FIGURES = EngineFigures(
+    measured_at="2026-01-01T00:00:00+00:00", prefill=[(64, 3.5)], finalize=[], decode=[(76, 8.0)], batch=[]
+)
 
 
 def arrivals(*outputs: tuple[float, int]) -> TokenTimes:
@@ -236,6 +240,39 @@ def test_broken_files_are_as_good_as_none(caplog: pytest.LogCaptureFixture) -> N
         assert str(path) in caplog.text
 
 
+WRONG: list[dict[str, object]] = [
+    {"prefill": [[0, 0.0], [0, 1e308]]},
+    {"prefill": []},
+    {"prefill": [[64, 1e308]]},
+    {"prefill": [[10**400, 1.0]]},
+    {"decode": []},
+    {"decode": [[300, -5.0], [300, 0.0]]},
+    {"decode": [[300, 5.0], [300, 6.0]]},
+    {"finalize": [[256, 8, 1.0], [256, 8, 1.0]]},
+    {"finalize": [[256, 0, 1.0]]},
+    {"batch": [[4, 1.0], [2, 1.0]]},
+    {"beside": [{"context": -1, "tokens": 16, "append_ms": 1.0, "decode_ms": 1.0}]},
+    {"beside": [{"context": 0, "tokens": 16, "append_ms": 0.0, "decode_ms": 1.0}]},
+    {"beside": [{"context": 0, "tokens": 16, "append_ms": 1.0, "decode_ms": 1.0, "itl_ratio": 0.0}]},
+    {"step_p50_ms": 2.0, "step_p99_ms": 1.0},
+    {"measured_at": "yesterday"},
+]
+
+
+@pytest.mark.parametrize("changes", WRONG)
+def test_what_cannot_have_been_measured_is_not_used(
+    changes: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    save_figures(kind(), FIGURES)
+    path = figures_path(kind())
+    content = json.loads(path.read_bytes())
+    content["figures"] |= changes
+    path.write_text(json.dumps(content))
+    assert load_figures(kind()) is None
+    assert len(caplog.records) == 1
+    assert f"{path} is not used" in caplog.text
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -266,11 +303,12 @@ class Failing(SimulatedEngine):
         raise self._failure
 
 
-@pytest.mark.parametrize("error", [EngineError("the cache is in use."), ZeroDivisionError("oops")])
+@pytest.mark.parametrize("error", [EngineError("the cache\nis in use."), ZeroDivisionError("oops")])
 async def test_a_failure_costs_the_figures_only(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     calibrator = Calibrator(Failing(error), worker_config(CPU))
     assert await calibrator.at_start() is None
-    assert str(error) in caplog.text
+    warning = next(record for record in caplog.records if record.levelname == "WARNING")
+    assert " ".join(str(error).split()) in warning.message
     assert calibrator.kept() is None
     with pytest.raises(EngineError, match=str(error)):
         await calibrator.measure()
@@ -291,3 +329,37 @@ async def test_it_gives_way_at_once_and_is_one_at_a_time() -> None:
         calibrator.give_way()  # to nothing
         figures = await calibrator.measure()
         assert calibrator.kept() == msgspec.structs.replace(figures, cached=True)
+
+
+def measured(p99_ms: float) -> Callable[..., Coroutine[None, None, EngineFigures]]:
+    async def calibrate(*_: object) -> EngineFigures:
+        return msgspec.structs.replace(FIGURES, step_p50_ms=10.0, step_p99_ms=p99_ms)
+
+    return calibrate
+
+
+async def test_noisy_figures_are_used_and_measured_again_at_the_next_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calibrator = Calibrator(SimulatedEngine(worker_config(CPU)), worker_config(CPU))
+    monkeypatch.setattr("pingpong_worker.calibrator.calibrate", measured(10 * NOISY))
+    await calibrator.at_start()
+    assert calibrator.kept() is not None
+    assert not caplog.records
+    monkeypatch.setattr("pingpong_worker.calibrator.calibrate", measured(10 * NOISY + 1))
+    assert await calibrator.at_start() is not None
+    assert calibrator.kept() is None, "what was kept before is not believed either"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2 * NOISY])
+async def test_figures_serve_where_nothing_can_be_kept(
+    ratio: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    calibrator = Calibrator(SimulatedEngine(worker_config(CPU)), worker_config(CPU))
+    monkeypatch.setattr("pingpong_worker.calibrator.calibrate", measured(10 * ratio))
+    assert calibrator.kept() is None
+    assert await calibrator.at_start() is not None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -60,7 +60,7 @@ def read_kept(path: Path, decode: Callable[[bytes], T]) -> T | None:
     """
     try:
         return decode(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, TypeError, ValueError) as error:
         _logger.warning("%s is not used: %s", path, error)

@@ -110,10 +110,13 @@ class _Calibration:
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             prefill=prefill,
             finalize=finalize,
-            decode=[
-                (context + _RESTS[0] + _DROPPED + answer.tokens // 2, usual(answer.steps_ms()))
-                for context, answer in decode.items()
-            ],
+            # By length, of which the middle counts: of a slow engine's answers one may have been given up early.
+            decode=sorted(
+                {
+                    context + _RESTS[0] + _DROPPED + answer.tokens // 2: usual(answer.steps_ms())
+                    for context, answer in decode.items()
+                }.items()
+            ),
             batch=[(answers, ms) for answers, ms in batch if ms is not None],
             beside=sorted(
                 (figure for figure in beside if figure is not None),

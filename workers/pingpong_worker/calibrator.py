@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import EngineFigures
 from pingpong_worker.calibration import calibrate
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Engine
-from pingpong_worker.figures_file import figures_kind, load_figures, save_figures
+from pingpong_worker.figures_file import drop_figures, figures_kind, load_figures, save_figures
 
 _LIMIT_S = 90.0
 """An engine that takes longer hangs; it is not for the measuring to say so."""
 _LET_GO_S = 1.0
 """How long it may take to end what was measured."""
+NOISY: Final = 1.8
+"""Step times, p99 ÷ p50, above which something else ran beside the measuring. An H200 has 1.1, a busy CPU 2 to 2.7."""
 _log = logging.getLogger("pingpong_worker")
 
 
@@ -41,11 +44,11 @@ class Calibrator:
         try:
             return await self.measure()
         except EngineError as error:
-            _log.warning("the engine was not measured, and placements go by a rule of thumb: %s", error)
+            _log.warning("the engine was not measured, and placements go by a rule of thumb: %s", _in_one_line(error))
             return None
 
     async def measure(self) -> EngineFigures:
-        """Measure the engine, and keep the figures for its next start.
+        """Measure the engine, and keep the figures for its next start; noisy ones count until then only.
 
         Raises:
             EngineError: it failed, gave way to others, takes too long, or is being measured already.
@@ -68,8 +71,18 @@ class Calibrator:
         if error is not None:  # a fault of ours: it costs the figures only
             _log.error("measuring the engine failed", exc_info=error)
             raise EngineError(f"the measuring failed: {type(error).__name__}: {error}") from error
-        save_figures(figures_kind(self._engine.limits, self._config), run.result())
-        return run.result()
+        figures, kind = run.result(), figures_kind(self._engine.limits, self._config)
+        if figures.step_p99_ms > NOISY * figures.step_p50_ms:
+            _log.warning(
+                "the engine was measured while its steps were uneven (p50 %.3g ms, p99 %.3g ms): "
+                "the figures are used, but not kept, and its next start measures it again",
+                figures.step_p50_ms,
+                figures.step_p99_ms,
+            )
+            drop_figures(kind)
+        else:
+            save_figures(kind, figures)
+        return figures
 
     def give_way(self) -> None:
         """End a run that is under way: somebody wants the engine."""
@@ -82,3 +95,8 @@ class Calibrator:
         self.give_way()
         if self._run is not None:
             await asyncio.wait([self._run], timeout=_LET_GO_S)
+
+
+def _in_one_line(error: EngineError) -> str:
+    """The daemon takes what a worker prints line by line."""
+    return " ".join(str(error).split())
