@@ -35,10 +35,11 @@ def candidates(
     order = by_preference(shape, groups, number)
     if mode in ("auto", "serial"):
         found += [("serial", (view.name,) * count) for view in order[:most]]
-    if mode == "overlap" or (mode == "auto" and any(shape.upstreams) and shape.grid is None):
+    # Of several agents, also those that read nobody are better side by side: series has them one after the other.
+    if mode == "overlap" or (mode == "auto" and count > 1 and shape.grid is None):
         able = [view for view in order if view.overlap]
         found += [("overlap", (view.name,) * count) for view in able[:most]]
-    if len(groups) > 1 and (mode == "ping-pong" or (mode == "auto" and any(shape.upstreams))):
+    if len(groups) > 1 and (mode == "ping-pong" or (mode == "auto" and count > 1)):
         # Among many groups no ring of neighbours may be idle, while two groups somewhere are: these alternate.
         pairs = rings(shape, order[:2], 0) if len(groups) > 2 else []
         around = sorted(
@@ -67,7 +68,8 @@ def ring(shape: ChainShape, groups: Sequence[GroupView], number: int) -> tuple[s
 
 
 def rings(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[list[GroupView]]:
-    """Agent by agent the group after that of the last-ending upstream, from each group on."""
+    """Agent by agent the group after that of the last-ending upstream, from each group on; where an agent reads nobody,
+    the group after that of the agent before it."""
     count = len(groups)
     rings = []
     for start in range(count):

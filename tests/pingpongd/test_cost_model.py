@@ -92,6 +92,10 @@ HELD = chain(12_288)
             HELD, [group("a"), group("b"), group("t", scaled(PAIR, 1, 0.9))], "overlap", "t", id="a fast pair of GPUs"
         ),
         pytest.param(chain(4096, 8, reads=FAN_IN), [group("a")], "overlap", "a", id="decodes share steps"),
+        pytest.param(chain(512, reads=((),) * 6), [group("a")], "overlap", "a", id="agents that read nobody"),
+        pytest.param(
+            chain(512, reads=((),) * 6, grid=512), [group("a"), group("b")], "ping-pong", "ab", id="the same on a grid"
+        ),
         pytest.param(chain(12_288, grid=512), [group("a")], "serial", "a", id="no overlap on a grid"),
         pytest.param(chain(12_288, grid=512), [group("a"), group("b")], "ping-pong", "ab", id="two GPUs on a grid"),
     ],
