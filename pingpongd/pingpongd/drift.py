@@ -17,14 +17,23 @@ class Drift:
     by is then the new normal, and deviations from that count.
     """
 
-    def __init__(self) -> None:
-        self._normal = 1.0
+    def __init__(self, *, exact: bool = True) -> None:
+        """Args:
+        exact: the figures should give what such a chain takes; else what the first of them take is their normal.
+        """
+        self._normal: float | None = 1.0 if exact else None
         self._measured = False
         """Anew, and `_normal` is 1 since."""
         self._row: list[float] = []
 
     def add(self, ratio: float) -> bool:
         """Note a chain that has taken `ratio` times what was predicted; whether the engine is to be measured anew."""
+        if self._normal is None:
+            self._row.append(ratio)
+            if len(self._row) == IN_A_ROW:
+                self._normal = fmean(self._row)
+                self._row.clear()
+            return False
         deviation = ratio / self._normal - 1.0
         if abs(deviation) <= TOLERANCE:
             self._row.clear()

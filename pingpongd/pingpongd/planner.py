@@ -8,7 +8,9 @@ where an engine does not take any more what it was measured to take.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +24,7 @@ from pingpongd.chain_state import Phase
 from pingpongd.chain_state import Stage as ChainStage
 from pingpongd.cost_model import AgentProgress, CostModel, EngineCosts, RunningChain, scaled
 from pingpongd.drift import Drift
-from pingpongd.factors import Factors, kind_of
+from pingpongd.factors import Factors, Kind, kind_of
 from pingpongd.hop_room import HopRoom
 from pingpongd.placement import Plan, place, predicted
 from pingpongd.shapes import ChainShape, GroupView
@@ -39,6 +41,8 @@ _STAGES: dict[Phase, Stage] = {
     Phase.YIELDING: Stage.WAITING,
 }
 """Of the agents that have work to do; the others' have ended."""
+_MOST_DRIFTS = 512
+"""Of kinds of chains on a grid, the latest."""
 
 
 @dataclass
@@ -53,7 +57,7 @@ class _Run:
     load: int
     """Chains that ran on its groups then."""
     disturbed: bool = False
-    """Another one has come to its groups since."""
+    """Another one has come to its groups since, or a measurement had to make way for it."""
 
 
 class Preview(NamedTuple):
@@ -84,6 +88,8 @@ class Planner:
         self._factors = Factors()
         self._costs = EngineCosts()
         self._drifts: dict[str, Drift] = {}
+        self._grid_drifts = OrderedDict[tuple[str, Kind], Drift]()
+        self._measuring: set[str] = set()
         self._runs: dict[str, _Run] = {}
         self._planned: tuple[str, CostModel] | None = None
         """The chain that was planned last, and by what."""
@@ -113,7 +119,11 @@ class Planner:
         plan, model, views = self._place(shape, mode, group, number)
         if mode == "auto" and group is None:
             return Preview(plan, list(plan.predictions), views)
-        return Preview(plan, predicted(shape, views, number, model, self._factors), views)
+        found = predicted(shape, views, number, model, self._factors)
+        if plan.predicted is not None and plan.predicted not in found:
+            # `auto` would not look at it: one of many groups, or ping-pong of one agent.
+            found = sorted([*found, plan.predicted], key=lambda prediction: prediction.e2e_ms)
+        return Preview(plan, found, views)
 
     def began(self, record: ChainRecord) -> None:
         """A chain runs from now on, by the plan that was just made."""
@@ -126,7 +136,8 @@ class Planner:
             if not run.groups.isdisjoint(groups):
                 beside += 1
                 run.disturbed = True
-        self._runs[record.id] = _Run(record, model, time.monotonic_ns(), groups, beside)
+        delayed = not groups.isdisjoint(self._measuring)
+        self._runs[record.id] = _Run(record, model, time.monotonic_ns(), groups, beside, delayed)
 
     def ended(self, record: ChainRecord, stage: ChainStage) -> None:
         """A chain runs no more; harmless where it never did."""
@@ -155,10 +166,23 @@ class Planner:
         if comparable:
             self._learn(record, run, prediction, actual_ms / expected_ms * prediction.factor)
 
+    @contextmanager
+    def measuring(self, group: str) -> Iterator[None]:
+        """While the group's engine is measured: chains that come to it meanwhile are delayed and not learned from."""
+        self._measuring.add(group)
+        for run in self._runs.values():
+            run.disturbed |= group in run.groups
+        try:
+            yield
+        finally:
+            self._measuring.discard(group)
+
     def measured(self, group: str) -> None:
         """The group's engine was measured anew."""
         self._factors.forget(group)
-        self._drift(group).measured()
+        self._drifts.setdefault(group, Drift()).measured()
+        for key in [key for key in self._grid_drifts if key[0] == group]:
+            del self._grid_drifts[key]
         self.drifted.discard(group)
 
     def _views(self, mode: Mode, group: str | None) -> tuple[Mode, str, list[GroupView]]:
@@ -198,15 +222,23 @@ class Planner:
     def _learn(self, record: ChainRecord, run: _Run, prediction: Prediction, ratio: float) -> None:
         kind = kind_of(record.shape, scaled(prediction, 1.0 / prediction.factor), busy=run.load > 0)
         self._factors.learn(kind, prediction.placement, run.groups, ratio)
-        if prediction.placement != "serial" or run.load or record.shape.grid is not None:
-            return  # prompts that are cut on a grid take longer than those that were measured
+        if prediction.placement != "serial" or run.load:
+            return
         (group,) = run.groups
-        if self._drift(group).add(ratio) and group not in self.drifted:
+        if self._drift(group, record.shape, kind).add(ratio) and group not in self.drifted:
             _log.warning("figures_drifted", group=group, ratio=round(ratio, 4))
             self.drifted.add(group)
 
-    def _drift(self, group: str) -> Drift:
-        return self._drifts.setdefault(group, Drift())
+    def _drift(self, group: str, shape: ChainShape, kind: Kind) -> Drift:
+        """Prompts that are cut on a grid take longer than those that were measured: such chains are compared with their
+        like."""
+        if shape.grid is None:
+            return self._drifts.setdefault(group, Drift())
+        found = self._grid_drifts.setdefault((group, kind), Drift(exact=False))
+        self._grid_drifts.move_to_end((group, kind))
+        if len(self._grid_drifts) > _MOST_DRIFTS:
+            self._grid_drifts.popitem(last=False)
+        return found
 
 
 def _running(record: ChainRecord) -> RunningChain:

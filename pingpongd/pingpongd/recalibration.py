@@ -47,7 +47,8 @@ class Recalibration:
     async def _measure(self, fleet: Fleet, worker: Worker) -> None:
         _log.info("recalibration_began", worker=worker.name)
         try:
-            await fleet.calibrate(worker)
+            with self._planner.measuring(worker.name):
+                await fleet.calibrate(worker)
         except PingpongError as error:
             _log.info("recalibration_given_up", worker=worker.name, reason=str(error))
             return

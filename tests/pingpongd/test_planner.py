@@ -139,6 +139,41 @@ def test_an_engine_that_has_drifted_is_measured_anew_when_nothing_runs_on_it(ser
     assert service.result(service.submit(LINE, "serial", group="a")).predictions[0].factor == 1.0
 
 
+def test_on_a_grid_chains_are_compared_with_the_first_of_their_like(service: Service, clock: Clock) -> None:
+    usual = predicted_ms(service)
+    planner = service.chains.runs.planner
+
+    def run(times: float) -> None:
+        clock.took_ms = times * usual
+        for _ in range(IN_A_ROW):
+            service.submit(LINE, "serial", group="a", exactness="grid")
+            service.settle()
+
+    run(1.3)
+    run(1.3)
+    assert planner.drifted == set()
+    run(1.6)
+    assert planner.drifted == {"a"}
+    planner.measured("a")
+    run(1.6)
+    run(1.6)
+    assert planner.drifted == set()
+
+
+def test_chains_that_a_measurement_made_way_for_teach_nothing(service: Service, clock: Clock) -> None:
+    clock.took_ms = 10.0
+    planner = service.chains.runs.planner
+    with structlog.testing.capture_logs() as logs:
+        for group in ("a", "b"):
+            with planner.measuring(group):
+                service.submit(LINE, "serial", group="a")
+            service.settle()
+        service.submit(LINE, "serial", group="a")
+        with planner.measuring("a"):
+            service.settle()
+    assert [entry["learned"] for entry in events(logs, "prediction")] == [False, True, False]
+
+
 def test_an_engine_that_could_not_be_measured_is_left_alone_for_a_while(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +215,11 @@ def test_explain_tells_what_a_mode_takes_and_refuses_what_a_submission_would_be_
     found = explain(service, mode="overlap", group="b")
     assert found.chosen is not None
     assert (found.placement, found.chosen.groups) == ("overlap", ("b", "b", "b"))
+    alone = Explain(
+        request=3, version=PROTOCOL_VERSION, chain=chain_reading([set()]), options=SubmitOptions(mode="ping-pong")
+    )
+    found = service.run(service.chains.explain, alone)
+    assert found.chosen in found.predictions, "auto does not look at it"
     with pytest.raises(UsageError, match="cannot alternate"):
         explain(service, mode="ping-pong", group="b")
     with pytest.raises(UsageError, match='with placement "overlap" agents share a device'):
