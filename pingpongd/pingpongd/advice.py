@@ -187,9 +187,10 @@ def _all_warm(case: _Case) -> Iterator[Advice]:
     warm = [group.name for group in case.groups if case.cold_tokens(group) < LONG_TOKENS]
     if warm:
         caches = f"cache of {warm[0]} holds" if len(warm) == 1 else f"caches of {_listed(warm)} hold"
+        others = ", and leaves other groups to other chains" if len(case.groups) > 1 else ""
         yield Advice(
             text=f"The prefix {caches} the beginnings of all prompts already, so there is next to nothing to read "
-            "ahead: series there is as fast, and leaves other groups to other chains."
+            f"ahead: series there is as fast{others}."
         )
 
 

@@ -64,7 +64,8 @@ class DecodeFirstConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How much appends may slow a running decode in the same engine: a step, as a multiple of one without appends."""
 
     enabled: bool = True
-    """False: vLLM's own scheduler; placement "overlap" and exactness "grid" are refused then."""
+    """False: vLLM's own scheduler; exactness "grid" is refused then, and placement "overlap" unless vLLM's
+    `long_prefill_token_threshold` is set."""
     final: Annotated[float, msgspec.Meta(ge=1)] = 1.2
     """While an agent decodes that no other reads: its tokens are what a user sees coming."""
     inner: Annotated[float, msgspec.Meta(ge=1)] = 1.5

@@ -176,6 +176,7 @@ def test_where_everything_is_warm_nothing_is_left_to_read_ahead():
     texts = (run_of(0, 4000), run_of(5000, 4000))
     [advice] = about(case(*texts, held=(0, 1)), "beginnings")
     assert "cache of a holds" in advice.text
+    assert advice.text.endswith("series there is as fast.")  # and there are no others to leave to chains
     assert not about(case(*texts, held=(0,)), "beginnings")
     assert not about(case(*texts, held=(0, 1), isolated=True), "beginnings")
     assert not about(case(run_of(0, 9), run_of(9, 9), held=(0, 1)), "beginnings")
