@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pingpong_bus.messages import Advice, Explained, Prediction
-from pingpong_client.table import clean, format_table, milliseconds
+from pingpong_client.table import clean, clip_middle, format_table, milliseconds
 
 LINE_CELLS = 80
 """Of output that is piped."""
 MOST_ROWS = 20
 """A daemon of many groups has as many placements; the least are shown, and the one that is taken."""
+_GROUPS_CELLS = 17
+"""What is left of 80 for names of groups; two of them tell a row apart."""
+_SHORTEST_NAME = 5
 
 _LEGEND = (
     "E2E: prefill that nothing hides, decode and wait; hidden: prefill beside decodes",
@@ -41,15 +44,18 @@ def _prediction_lines(explained: Explained, width: int) -> Iterable[str]:
     ]
     if chosen is not None and chosen not in shown:
         shown.append(chosen)
+    shown.sort(key=lambda prediction: prediction.e2e_ms)
+    names, keys = _short_names([prediction.groups for prediction in shown], width - LINE_CELLS + _GROUPS_CELLS)
     headers = ["", "placement", "groups", "E2E ms", "prefill", "decode", "wait", "hidden", "factor"]
-    rows = [_row(prediction, taken=prediction == chosen) for prediction in shown]
+    rows = [_row(prediction, names, taken=prediction == chosen) for prediction in shown]
     yield from format_table(headers, rows, right=range(3, 9), width=width)
-    if left := len(explained.predictions) - len(shown):
+    yield from keys
+    if left := sum(prediction not in shown for prediction in explained.predictions):
         yield f"and {left:,} more, which take longer; --json has them all"
     yield from _LEGEND
 
 
-def _row(prediction: Prediction, *, taken: bool) -> list[str]:
+def _row(prediction: Prediction, names: Mapping[str, str], *, taken: bool) -> list[str]:
     times = (
         prediction.e2e_ms,
         prediction.prefill_ms,
@@ -60,7 +66,7 @@ def _row(prediction: Prediction, *, taken: bool) -> list[str]:
     return [
         "*" if taken else "",
         prediction.placement,
-        _group_names(prediction.groups),
+        _group_names([names[group] for group in prediction.groups]),
         *(milliseconds(time) if time else "-" for time in times),
         f"{prediction.factor:.2f}",
     ]
@@ -70,6 +76,21 @@ def _group_names(groups: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(groups))
 
 
+def _short_names(rows: Sequence[Sequence[str]], room: int) -> tuple[dict[str, str], list[str]]:
+    """What groups are called in a column of so many cells, so that two of a row fit; and lines that explain it.
+
+    Names are cut in the middle, or numbered where the cut ones could not be told apart.
+    """
+    names = list(dict.fromkeys(name for groups in rows for name in groups))
+    for cells in range(max(_SHORTEST_NAME, *map(len, names)), _SHORTEST_NAME - 1, -1):
+        short = {name: clip_middle(name, cells) for name in names}
+        told_apart = len(set(short.values())) == len(names)
+        if told_apart and all(len(_group_names([short[name] for name in groups][:2])) <= room for groups in rows):
+            return short, []
+    numbers = {name: f"#{at}" for at, name in enumerate(names, start=1)}
+    return numbers, [f"{number}: {name}" for name, number in numbers.items()]
+
+
 def _choice(explained: Explained) -> str:
     if explained.chosen is not None:
         chosen = explained.chosen
@@ -77,8 +98,8 @@ def _choice(explained: Explained) -> str:
     if explained.predictions:
         return f"{explained.placement} would be taken: {explained.why}."
     return (
-        "No times are known: the engines were not measured (the daemon has `calibrate = false`, or that failed), or "
-        f"the chain is too large. By rule of thumb, {explained.placement} would be taken: {explained.why}."
+        "No times are known: the engines were not measured, or the chain is too large. By rule of thumb, "
+        f"{explained.placement} would be taken: {explained.why}."
     )
 
 

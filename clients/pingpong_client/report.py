@@ -90,6 +90,9 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
     troubles = [trouble for worker in status.workers for trouble in _troubles(worker)]
     steps = [_step_line(worker.name, worker.scheduler) for worker in status.workers if worker.scheduler is not None]
     figures = [_figures_line(worker.name, worker.figures) for worker in status.workers if worker.figures is not None]
+    unmeasured = [worker.name for worker in status.workers if worker.state == "ready" and worker.figures is None]
+    if unmeasured:
+        figures.append(clean(f"not measured: {', '.join(unmeasured)}", lines=False))
     if width is not None:
         steps = [clip(line, width) for line in steps]
         figures = [clip(line, width) for line in figures]
@@ -244,8 +247,11 @@ def _store_line(store: StoreStatus) -> str:
 
 
 def _predicted_lines(result: ChainResult) -> Iterable[str]:
-    """What was predicted, against what it took; `why` tells of the next best placement."""
-    if result.predicted_ms is None:
+    """What was predicted, against what it took; `why` tells of the next best placement.
+
+    Nothing of a chain that was held up by what no prediction knows: a lost worker, a restart of the daemon.
+    """
+    if result.predicted_ms is None or result.resumed or any(agent.attempt > 1 for agent in result.agents):
         return
     words = f"predicted {milliseconds(result.predicted_ms)} ms"
     if any(agent.finish_reason == "stop" for agent in result.agents):

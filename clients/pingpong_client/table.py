@@ -34,6 +34,14 @@ def clip(text: str, cells: int) -> str:
     return set_cell_size(text, cells - 1).rstrip() + "…"
 
 
+def clip_middle(text: str, cells: int) -> str:
+    """Text cut in its middle to so many characters of one cell each, with an ellipsis where something was cut."""
+    if len(text) <= cells:
+        return text
+    tail = (cells - 1) // 2
+    return f"{text[: cells - 1 - tail]}…{text[len(text) - tail :]}"
+
+
 def clip_left(text: str, cells: int) -> str:
     """The last words of a text, in so many cells at most, with an ellipsis where something was cut."""
     if cells < 1:

@@ -864,7 +864,8 @@ async def test_status(link):
     assert "slots: 60 of 64 free, 4,096 tokens each" in lines
     assert "chains: none" in lines
     assert "engine: simulated 1, timing" in lines
-    assert [line.split("  ")[0] for line in lines[-3:-1]] == ["w0", "w1"]
+    assert [line.split("  ")[0] for line in lines[-4:-2]] == ["w0", "w1"]
+    assert lines[-1] == "not measured: w0, w1"
     document = json.loads((await link.command("status", "--json")).out)
     assert document["workers"][0]["name"] == "w0"
     assert document["version"] == "0.1.0"

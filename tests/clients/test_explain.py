@@ -58,8 +58,8 @@ async def test_explain_json_is_what_the_daemon_said(link, daemon, chain_file):
 async def test_explain_says_that_engines_were_not_measured(link, chain_file):
     outcome = await link.command("submit", str(chain_file), "--explain")
     assert " ".join(outcome.out.split()) == (
-        "No times are known: the engines were not measured (the daemon has `calibrate = false`, or that failed), or "
-        "the chain is too large. By rule of thumb, serial would be taken: one device group."
+        "No times are known: the engines were not measured, or the chain is too large. By rule of thumb, serial would "
+        "be taken: one device group."
     )
 
 
@@ -70,6 +70,7 @@ async def test_explain_says_that_engines_were_not_measured(link, chain_file):
         (["x.json", "--cancel-on-exit", "--deadline", "3"], "--cancel-on-exit and --deadline"),
         (["x.json", "--priority", "3"], "--priority"),
         (["--jsonl", "x.jsonl"], "--jsonl"),
+        (["x.json", "--concurrency", "4"], "--concurrency"),
     ],
 )
 async def test_explain_goes_with_nothing_that_runs(link, words, named):
@@ -105,6 +106,28 @@ def test_of_many_placements_the_least_are_shown_and_the_one_that_is_taken():
     assert f"and {512 - MOST_ROWS - 1} more, which take longer; --json has them all" in lines
 
 
+def test_a_placement_that_is_none_of_those_predicted_has_a_row_and_nothing_is_left_out():
+    told = msgspec.structs.replace(SERIAL, groups=("gpu9",), e2e_ms=9500.0)
+    lines = explained_lines(msgspec.structs.replace(EXPLAINED, chosen=told, placement="serial"))
+    assert [line.split()[-6] for line in lines[1:4]] == ["9,120", "9,500", "10,100"]
+    assert lines[2].startswith("*")
+    assert not any(line.startswith("and ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "name", ["prod-cluster-west-node-{}-h200", "node-{}-of-the-west-cluster-h200", "{}-gpu", "g{}"]
+)
+def test_rows_of_groups_with_long_names_can_be_told_apart(name):
+    names = [name.format(at) for at in range(12)]
+    rows = [
+        *(msgspec.structs.replace(SERIAL, groups=(each,) * 3) for each in names[:8]),
+        *(msgspec.structs.replace(READ_AHEAD, groups=(each, names[11])) for each in names[:8]),
+    ]
+    lines = explained_lines(msgspec.structs.replace(EXPLAINED, predictions=rows, chosen=rows[0]))
+    assert len({line[3:] for line in lines[1:17]}) == 16
+    assert all(len(line) <= 80 for line in lines)
+
+
 async def test_results_show_predicted_against_actual(link, daemon, chain_file):
     daemon.edit = lambda submit, result: msgspec.structs.replace(
         result, predictions=[READ_AHEAD, SERIAL], predicted_ms=2400.0
@@ -119,6 +142,11 @@ async def test_results_show_predicted_against_actual(link, daemon, chain_file):
     daemon.results["c0"] = msgspec.structs.replace(daemon.results["c0"], agents=late)
     expected = "predicted 2,400 ms, took 2,400 (+0.0%) after 100 ms in the queue"
     assert (await link.command("result", "c0")).out.splitlines()[-2] == expected
+    again = [msgspec.structs.replace(agent, attempt=2) for agent in full]
+    for held_up in ({"resumed": True}, {"agents": again}):
+        daemon.results["c0"] = msgspec.structs.replace(daemon.results["c0"], **held_up)
+        assert "predicted" not in (await link.command("result", "c0")).out
+        daemon.results["c0"] = msgspec.structs.replace(daemon.results["c0"], resumed=False, agents=full)
 
 
 async def test_status_shows_what_engines_were_measured_to_take(link, daemon, monkeypatch):
@@ -134,7 +162,10 @@ async def test_status_shows_what_engines_were_measured_to_take(link, daemon, mon
     daemon.edit_status = edit
     monkeypatch.setenv("COLUMNS", "80")
     lines = (await link.command("status", terminal=True)).out.splitlines()
-    assert lines[-1] == "w0: decode 8.5 ms a token, prefill 20,480 tokens/s, jitter 1.10 (p99/p50)"
+    assert lines[-2:] == [
+        "w0: decode 8.5 ms a token, prefill 20,480 tokens/s, jitter 1.10 (p99/p50)",
+        "not measured: w1",
+    ]
     assert all(len(line) <= 80 for line in lines)
     document = json.loads((await link.command("status", "--json")).out)
     assert msgspec.convert(document["workers"][0]["figures"], EngineFigures) == figures

@@ -30,6 +30,7 @@ from pingpong_client.progress import ChainProgress
 
 HELP = "run a chain and show what its agents write"
 _MAX_JSONL_BYTES = 16 * MAX_CHAIN_BYTES
+_CONCURRENCY = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(- is stdin); one result a line, as they end",
     )
     parser.add_argument(
-        "--concurrency", metavar="N", type=positive, default=4, help="chains at a time with --jsonl (default: 4)"
+        "--concurrency", metavar="N", type=positive, help=f"chains at a time with --jsonl (default: {_CONCURRENCY})"
     )
 
 
@@ -111,6 +112,7 @@ async def run(context: Context) -> int:
 def _check_nothing_runs(args: argparse.Namespace) -> None:
     given = {
         "--jsonl": args.jsonl is not None,
+        "--concurrency": args.concurrency is not None,
         "--detach": args.detach,
         "--cancel-on-exit": args.cancel_on_exit,
         "--priority": args.priority != 0,
@@ -137,7 +139,8 @@ async def _run_many(context: Context, jobs: list[Job], options: SubmitOptions) -
     async with context.connect() as client:
         tell_absence(context, client)
         try:
-            outcomes = run_jobs(client, jobs, options, concurrency=context.args.concurrency, running=running)
+            concurrency = context.args.concurrency or _CONCURRENCY
+            outcomes = run_jobs(client, jobs, options, concurrency=concurrency, running=running)
             async with aclosing(outcomes):
                 async for outcome in outcomes:
                     failed += not outcome.finished
