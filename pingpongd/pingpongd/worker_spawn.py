@@ -93,4 +93,8 @@ class WorkerSpawn:
 
     def _printed(self, name: str, line: str) -> None:
         say: Callable[..., None] = _log.info if self._config().log_worker_output else _log.debug
+        if line.startswith("WARNING pingpong_worker"):  # as the worker's own logger prints it; engines warn of much
+            say = _log.warning
+        elif line.startswith(("ERROR pingpong_worker", "CRITICAL pingpong_worker")):
+            say = _log.error
         say("worker_output", worker=name, line=line)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import structlog
 import zmq
 import zmq.asyncio
 
@@ -296,6 +297,20 @@ async def test_a_group_is_measured_at_its_start_and_anew(
         again = host["a"].status().figures
         assert again is not None
         assert again.cached or anew.step_p99_ms > NOISY * anew.step_p50_ms, "noisy figures are not kept"
+
+
+async def test_what_a_worker_warns_of_is_logged_as_a_warning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = fleet_config("a", calibrate=True, simulated={"max_model_len": 64})
+    with structlog.testing.capture_logs() as logs:
+        async with fleet_host(folder, config) as host:
+            assert host["a"].status().figures is None
+    (warning,) = [entry for entry in logs if entry["event"] == "worker_output" and entry["log_level"] == "warning"]
+    assert warning["worker"] == "a"
+    assert "the engine was not measured" in warning["line"]
+    assert "too small" in warning["line"], "the reason"
 
 
 async def test_a_worker_of_another_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
