@@ -125,6 +125,36 @@ def planned(output: object, begun: float, **more: Any) -> PlannedStep:
     return PlannedStep(output=output, begun=begun, view=view, **(values | more))
 
 
+def test_a_price_that_was_wrong_forbids_nothing_for_ever() -> None:
+    ledger = StepLedger((), 64, None)
+    now = 0.0
+    for kind, rows, seconds in [("decodes", 1, 0.010), *[("beside", 17, 0.200)] * 8]:
+        output = object()
+        ledger.plan(planned(output, begun=now, kind=kind, rows=rows, append_tokens=rows - 1, waiting=rows - 1))
+        ledger.end(output, now := now + seconds)
+    step = StepView(
+        decodes=1,
+        decode_work=10.0,
+        target_ratio=1.5,
+        target_ms=None,
+        append_tokens=900,
+        append_context=0,
+        finalizes_wait=False,
+        starved_steps=0,
+    )
+    grant = ledger.policy.grant(step)
+    assert grant.tokens == 0, "a machine that was busy has made it dear"
+    steps = 0
+    while grant.tokens == 0:
+        output = object()
+        ledger.plan(planned(output, begun=now, waiting=900, grant=grant))
+        ledger.end(output, now := now + 0.010)
+        grant, steps = ledger.policy.grant(step), steps + 1
+        assert steps < 200
+    assert grant.reason == "exploring"
+    assert steps > 100, "a target that nothing meets is not passed more often than once in a hundred steps"
+
+
 def test_what_it_costs_to_take_a_request_in_is_no_price_of_its_size() -> None:
     ledger = StepLedger((), 64, None)
     alone, first, later = object(), object(), object()

@@ -11,10 +11,10 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pingpong_bus.messages import SchedulerState
-from pingpong_worker.decode_first import DecodeFirst, Grant, StepView
+from pingpong_worker.decode_first import DecodeFirst, Grant, Reason, StepView
 from pingpong_worker.step_board import BoardWriter
 from pingpong_worker.step_prices import StepKind, StepPrices
 
@@ -40,6 +40,10 @@ class PlannedStep:
     """Whether a request is in a step for the first time."""
     view: StepView
     grant: Grant
+
+
+_FOR_ITS_PRICE: Final[frozenset[Reason]] = frozenset({"target", "dear"})
+"""Why nothing is granted where what rides costs too much."""
 
 
 class StepLedger:
@@ -74,6 +78,8 @@ class StepLedger:
             # much as doubles a small step beside decodes on a GPU. As the price of its size it would forbid that size.
             if step.kind != "beside" or not step.admits:
                 self._prices.learn(step.rows, step.work, seconds, step.kind)
+            if step.grant.reason in _FOR_ITS_PRICE and step.append_tokens == 0:
+                self._prices.pass_over("beside")
         self._ended = now
 
     def _show(self, step: PlannedStep, seconds: float) -> None:

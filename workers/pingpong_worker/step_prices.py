@@ -38,6 +38,9 @@ _FIRST = 4
 """Among so few steps of a size, one that took less than half their mean replaces them: first runs are slow."""
 _STALE: Final[dict[StepKind, int]] = {"decodes": 4096, "beside": 256, "prompts": 4096}
 """A size that was not seen in so many steps of its kind is unknown again, so that nothing stays too dear for ever."""
+_PASSED_OVER = 2
+"""What was not taken for its price counts as so many steps of its kind: what nobody takes is never measured again, and
+a price that was wrong would forbid it for ever."""
 _EXACT_ROWS = 16
 """Without graphs: each number of rows has a mean of its own up to here, beyond that an eighth of an octave has."""
 _TRUSTED_FROM_FILE = 4
@@ -118,13 +121,19 @@ class _Model:
         self._curve: tuple[list[float], list[float], float] | None = None
 
     def learn(self, key: int, rows: float, work: float, seconds: float) -> None:
-        self.steps += 1
         size = self.sizes.setdefault(key, _Size())
         size.learn(rows, work, seconds)
-        size.seen = self.steps
-        if self.steps % _MEMORY == 0:
-            self.sizes = {key: one for key, one in self.sizes.items() if self.steps - one.seen < self._stale}
+        size.seen = self.steps + 1
         self._curve = None
+        self.age(1)
+
+    def age(self, steps: int) -> None:
+        """So many steps have passed; what is stale is forgotten now and then."""
+        before, self.steps = self.steps, self.steps + steps
+        if before // _MEMORY != self.steps // _MEMORY:
+            kept = {key: one for key, one in self.sizes.items() if self.steps - one.seen < self._stale}
+            if len(kept) < len(self.sizes):
+                self.sizes, self._curve = kept, None
 
     @property
     def curve(self) -> tuple[list[float], list[float], float]:
@@ -192,6 +201,10 @@ class StepPrices:
         if key in model.sizes:
             seconds = min(seconds, _OUTLIER * known)
         model.learn(key, self._padded(rows), work, seconds)
+
+    def pass_over(self, kind: StepKind) -> None:
+        """A step of this kind was wanted, and not taken for its price."""
+        self._models[kind].age(_PASSED_OVER)
 
     def price(self, rows: int, work: float, kind: StepKind) -> float:
         """Seconds that such a step should take; infinite where nothing is known that tells of it.
