@@ -109,17 +109,21 @@ def test_cells_end_at_multiples_of_the_grid() -> None:
 # ----------------------------------------------------------------------------------------------------------- the ledger
 
 
-def planned(output: object, begun: float, **more: Any) -> PlannedStep:
-    view = StepView(
+def view_of(append_tokens: int, ratio: float) -> StepView:
+    return StepView(
         decodes=1,
         decode_work=10.0,
-        target_ratio=1.3,
+        target_ratio=ratio,
         target_ms=None,
-        append_tokens=more.pop("waiting", 0),
+        append_tokens=append_tokens,
         append_context=0,
         finalizes_wait=False,
         starved_steps=0,
     )
+
+
+def planned(output: object, begun: float, **more: Any) -> PlannedStep:
+    view = view_of(more.pop("waiting", 0), ratio=1.3)
     values = {"rows": 1, "work": 10.0, "kind": "decodes", "append_tokens": 0, "admits": False}
     values |= {"grant": Grant(0, "no appends")}
     return PlannedStep(output=output, begun=begun, view=view, **(values | more))
@@ -132,16 +136,7 @@ def test_a_price_that_was_wrong_forbids_nothing_for_ever() -> None:
         output = object()
         ledger.plan(planned(output, begun=now, kind=kind, rows=rows, append_tokens=rows - 1, waiting=rows - 1))
         ledger.end(output, now := now + seconds)
-    step = StepView(
-        decodes=1,
-        decode_work=10.0,
-        target_ratio=1.5,
-        target_ms=None,
-        append_tokens=900,
-        append_context=0,
-        finalizes_wait=False,
-        starved_steps=0,
-    )
+    step = view_of(900, ratio=1.5)
     grant = ledger.policy.grant(step)
     assert grant.tokens == 0, "a machine that was busy has made it dear"
     steps = 0
@@ -161,16 +156,7 @@ def test_what_it_costs_to_take_a_request_in_is_no_price_of_its_size() -> None:
     ledger.plan(planned(alone, begun=0.0))
     ledger.end(alone, 0.010)
     beside: dict[str, Any] = {"kind": "beside", "rows": 33, "append_tokens": 32, "waiting": 64}
-    step = StepView(
-        decodes=1,
-        decode_work=10.0,
-        target_ratio=1.5,
-        target_ms=None,
-        append_tokens=32,
-        append_context=0,
-        finalizes_wait=False,
-        starved_steps=0,
-    )
+    step = view_of(32, ratio=1.5)
     ledger.plan(planned(first, begun=0.010, admits=True, **beside))
     ledger.end(first, 0.030)
     ledger.plan(planned(later, begun=0.030, **beside))
