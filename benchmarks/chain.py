@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import get_args
 
 from chain_runner import ChainRunner
+from commands import command
 from connecting import add_daemon_arguments, connection
 from figures import baseline, comparable, exactness, measured
 from harness import LEVELS, Harness, check_ready, chosen_levels, chosen_ways
 from pingpong_bus.chain import Chain
-from pingpong_bus.errors import NotEqual, PingpongError, UsageError
+from pingpong_bus.errors import NotEqual, UsageError
 from profiles import (
     PROFILES,
     Document,
@@ -125,16 +126,11 @@ async def measure(options: argparse.Namespace) -> list[Run]:
             return await Harness(runner, options, chain).run_all()
 
 
+@command
 def main() -> int:
     """Run the command; returns its exit code."""
     options = parse_arguments()
-    try:
-        runs = read_runs(options.report) if options.report else asyncio.run(measure(options))
-    except PingpongError as error:
-        print(f"chain.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    runs = read_runs(options.report) if options.report else asyncio.run(measure(options))
     print(render(runs))
     return 0 if not options.strict_equal or all_equal(runs) else NotEqual.exit_code
 

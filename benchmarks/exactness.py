@@ -22,10 +22,11 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from commands import command
 from connecting import add_daemon_arguments, connection, made_with
 from harness import check_ready
 from pingpong_bus.chain import Chain, Exactness
-from pingpong_bus.errors import NotEqual, PingpongError, UsageError
+from pingpong_bus.errors import NotEqual, UsageError
 from pingpong_bus.messages import ChainResult, Mode, SessionKind, StatusReply, SubmitOptions
 from pingpong_client import AsyncClient
 from pingpong_client.certificate import ReadAheadMode, RunCertificate, compare_runs, describe
@@ -226,19 +227,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@command
 def main() -> int:
     """Run the command; returns its exit code."""
     options = parse_arguments()
-    try:
-        if options.report:
-            pairs = [pair for path in options.report for pair in read_lines(path, ChainPair)]
-        else:
-            pairs = asyncio.run(measure(options))
-    except PingpongError as error:
-        print(f"exactness.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    if options.report:
+        pairs = [pair for path in options.report for pair in read_lines(path, ChainPair)]
+    else:
+        pairs = asyncio.run(measure(options))
     print(render(pairs))
     promised = [pair for pair in pairs if pair.exactness != "fast" or options.exactness == "fast"] or pairs
     return 0 if equal_chains(promised) == len(promised) else NotEqual.exit_code

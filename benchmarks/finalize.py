@@ -23,10 +23,11 @@ from typing import Any, get_args
 
 import msgspec
 
+from commands import command
 from connecting import add_daemon_arguments, connection, made_with
 from figures import percentile
 from harness import check_ready, in_order
-from pingpong_bus.errors import DataError, PingpongError
+from pingpong_bus.errors import DataError
 from pingpong_bus.messages import ChainResult, Mode, SessionKind, SubmitOptions
 from pingpong_client import AsyncClient
 from pingpong_worker.request_trace import TRACE, Moment, read_trace
@@ -215,21 +216,16 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
+@command
 def main() -> int:
     """Run the command; returns its exit code."""
     options = parse_arguments()
-    try:
-        if options.report:
-            runs = read_lines(options.report, FinalizeRun)
-        else:
-            with tempfile.TemporaryDirectory(prefix="pingpong-trace-") as folder:
-                os.environ[TRACE] = folder
-                runs = asyncio.run(measure(options, Path(folder)))
-    except PingpongError as error:
-        print(f"finalize.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    if options.report:
+        runs = read_lines(options.report, FinalizeRun)
+    else:
+        with tempfile.TemporaryDirectory(prefix="pingpong-trace-") as folder:
+            os.environ[TRACE] = folder
+            runs = asyncio.run(measure(options, Path(folder)))
     print(render(runs))
     return 0
 

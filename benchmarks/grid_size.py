@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pingpong_bus.errors import PingpongError, UsageError
+from commands import command
+from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import Sampling
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.main import simulated_parts, vllm_parts
@@ -270,6 +271,7 @@ def _numbers(text: str, flag: str) -> list[int]:
     return list(read())
 
 
+@command
 def main() -> int:
     """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(description="Choose the cell of exactness grid by measurement.")
@@ -284,16 +286,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSONL file that the cells are added to")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="only report the cells of these files")
     options = parser.parse_args()
-    try:
-        if options.report:
-            runs = [run for path in options.report for run in read_lines(path, CellRun)]
-        else:
-            runs = asyncio.run(measure(options))
-    except PingpongError as error:
-        print(f"grid_size.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    if options.report:
+        runs = [run for path in options.report for run in read_lines(path, CellRun)]
+    else:
+        runs = asyncio.run(measure(options))
     print(render(runs))
     return 0
 

@@ -21,12 +21,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from commands import command
 from harness import LEVELS
 from load_report import render
 from load_rounds import LoadTest, Settings, run_tests
 from load_rows import Load, Round, Shape
 from load_sides import SideSpec, opened
-from pingpong_bus.errors import ChainFailed, PingpongError, UsageError
+from pingpong_bus.errors import ChainFailed, UsageError
 from profiles import PROFILES, reshaped
 from runs import append_line, read_lines
 
@@ -124,19 +125,14 @@ async def measure(options: argparse.Namespace) -> list[Round]:
             return await run_tests(tests, options.rounds, options.budget_s)
 
 
+@command
 def main() -> int:
     """Run the command; returns its exit code."""
     options = parse_arguments()
-    try:
-        if options.report:
-            rounds = [row for path in options.report for row in read_lines(path, Round)]
-        else:
-            rounds = asyncio.run(measure(options))
-    except PingpongError as error:
-        print(f"load.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    if options.report:
+        rounds = [row for path in options.report for row in read_lines(path, Round)]
+    else:
+        rounds = asyncio.run(measure(options))
     print(
         render(
             rounds,

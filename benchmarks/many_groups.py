@@ -31,11 +31,11 @@ from pathlib import Path
 
 import msgspec
 
+from commands import command
 from group_load import ChainMaker, ChainSize, Load, status_times
 from groups_config import GroupsSettings, expected_chain_ms, groups_toml, scaled_figures, worker_config
 from groups_report import GroupsRow, render, summarize
 from local_daemon import LogEvent, local_daemon
-from pingpong_bus.errors import PingpongError
 from pingpong_client import AsyncClient
 from pingpong_worker.figures_file import figures_kind, save_figures
 from runs import append_line, read_lines
@@ -173,16 +173,11 @@ async def _measure_all(options: argparse.Namespace) -> list[GroupsRow]:
     return rows
 
 
+@command
 def main() -> int:
     """Run the command; returns its exit code."""
     options = parse_arguments()
-    try:
-        rows = read_lines(options.report, GroupsRow) if options.report else asyncio.run(_measure_all(options))
-    except PingpongError as error:
-        print(f"many_groups.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    rows = read_lines(options.report, GroupsRow) if options.report else asyncio.run(_measure_all(options))
     print(render(rows))
     return 1 if any(row.failed for row in rows) else 0
 

@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from commands import command
 from lone_kernels import lone_kernels, model_shape
 from mixed_engine import ForcedEngine, forced_engine
 from mixed_report import render
 from mixed_rows import LoneRow, MixedStep, Row, StepProfile
 from mixed_trace import device_steps
-from pingpong_bus.errors import PingpongError, UsageError
+from pingpong_bus.errors import UsageError
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.model_store import resolve_model
 from pingpong_worker.pinning import pin
@@ -181,16 +182,11 @@ def read_rows(paths: Iterable[Path]) -> list[Row]:
     return [row for path in paths for row in decoded_lines(path, Row, "row of mixed_step.py")]
 
 
+@command
 def main() -> int:
     """Run the command; returns its exit code."""
     options = parse_arguments()
-    try:
-        rows = read_rows(options.report) if options.report else asyncio.run(measure(options))
-    except PingpongError as error:
-        print(f"mixed_step.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    rows = read_rows(options.report) if options.report else asyncio.run(measure(options))
     print(render(rows))
     return 0
 

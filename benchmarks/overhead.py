@@ -22,10 +22,11 @@ import msgspec
 import psutil
 
 from bare_chain import BareEngines, BareMode, bare_agents, bare_engines
+from commands import command
 from connecting import changed_config
 from local_daemon import local_daemon
 from pingpong_bus.chain import Chain
-from pingpong_bus.errors import EngineError, NotEqual, PingpongError
+from pingpong_bus.errors import EngineError, NotEqual
 from pingpong_bus.messages import SubmitOptions
 from pingpong_client import AsyncClient
 from pingpongd.config import load_config
@@ -187,6 +188,7 @@ async def _measure(options: argparse.Namespace, path: Path) -> list[OverheadRun]
     return runs
 
 
+@command
 def main() -> int:
     """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(description="Measure what the daemon costs over bare vLLM.")
@@ -197,13 +199,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSONL file that the runs are added to")
     parser.add_argument("--report", type=Path, help="only report the runs of this file")
     options = parser.parse_args()
-    try:
-        runs = read_lines(options.report, OverheadRun) if options.report else asyncio.run(measure(options))
-    except PingpongError as error:
-        print(f"overhead.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    runs = read_lines(options.report, OverheadRun) if options.report else asyncio.run(measure(options))
     print(render(runs))
     return 0 if same_ids(runs) else NotEqual.exit_code
 

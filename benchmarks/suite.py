@@ -23,9 +23,10 @@ from pathlib import Path
 
 import msgspec
 
+from commands import command
 from load_rows import Round
 from local_daemon import ended_by_signals
-from pingpong_bus.errors import PingpongError, UsageError
+from pingpong_bus.errors import UsageError
 from provenance import provenance
 from runs import Run, append_line, read_lines, read_runs
 from suite_cells import SuiteRun
@@ -110,32 +111,27 @@ def _keep_engines(path: Path, suite: str, daemon: Daemon) -> None:
     )
 
 
+@command
 def main() -> int:
     """Run the command; returns its exit code."""
     options = parse_arguments()
-    try:
-        if options.report:
-            load = options.report / "load.jsonl"
-            print(
-                render(
-                    read_runs([options.report / "chains.jsonl"]) if (options.report / "chains.jsonl").exists() else [],
-                    read_lines(load, Round) if load.exists() else [],
-                )
+    if options.report:
+        load = options.report / "load.jsonl"
+        print(
+            render(
+                read_runs([options.report / "chains.jsonl"]) if (options.report / "chains.jsonl").exists() else [],
+                read_lines(load, Round) if load.exists() else [],
             )
-            return 0
-        if options.suite is None:
-            raise UsageError("there is no suite.", hint="Such as benchmarks/suite-cpu.toml.")
-        suite = load_suite(options.suite)
-        cells = chosen_cells(suite, options.cells)
-        if options.runs:
-            cells = [msgspec.structs.replace(cell, runs=options.runs) for cell in cells]
-        options.out.mkdir(parents=True, exist_ok=True)
-        run = asyncio.run(measure(options, suite, cells))
-    except PingpongError as error:
-        print(f"suite.py: {error}", file=sys.stderr)
-        return error.exit_code
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+        )
+        return 0
+    if options.suite is None:
+        raise UsageError("there is no suite.", hint="Such as benchmarks/suite-cpu.toml.")
+    suite = load_suite(options.suite)
+    cells = chosen_cells(suite, options.cells)
+    if options.runs:
+        cells = [msgspec.structs.replace(cell, runs=options.runs) for cell in cells]
+    options.out.mkdir(parents=True, exist_ok=True)
+    run = asyncio.run(measure(options, suite, cells))
     print(render(run.runs, run.load))
     return 0
 
