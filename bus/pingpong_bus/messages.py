@@ -18,7 +18,7 @@ import msgspec
 
 from pingpong_bus.chain import Agent, Chain, Exactness, RenderedMessage, TokenId
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Raised by every change that an older peer could misread."""
 
 Placement = Literal["serial", "ping-pong", "overlap"]
@@ -28,6 +28,24 @@ ChainState = Literal["queued", "running", "finished", "failed", "cancelled"]
 FinishReason = Literal["stop", "length"]
 WorkerState = Literal["starting", "loading", "ready", "draining", "stopping", "dead", "waiting", "failed"]
 """Of a group: "waiting" until its next worker starts, "failed" where no other will be tried."""
+StepKind = Literal["decode", "appends", "prompts"]
+"""What else was in flight in the engine while an answer waited for its next token: nothing that prefills, only appends,
+or a prompt whose answer is waited for."""
+JitterCause = Literal[
+    "thermal_throttle",
+    "power_throttle",
+    "foreign_process",
+    "cpu_starvation",
+    "memory_pressure",
+    "garbage_collection",
+    "own_appends",
+    "engine_stall",
+    "device_fault",
+    "unknown",
+]
+"""Why tokens came late, the most telling evidence first. Stable names: they stand in logs, metrics and alerts."""
+HealthState = Literal["healthy", "degraded", "recovering"]
+"""Of a group: "degraded" while its tokens come late, "recovering" from then on until it has been quiet for a while."""
 
 
 class _Tagged(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -60,6 +78,8 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True, tag=True):
     ids: list[TokenId]
     state: Annotated[int, msgspec.Meta(ge=0, le=3)]
     """The log's state after the append, a `LogState`."""
+    at_ns: int = 0
+    """When the ids were committed: how late a reader hears of them is the bus's lag."""
 
 
 # -------------------------------------------------------------------------------------------------- prompts and hops
@@ -263,6 +283,10 @@ class SchedulerState(_Value, frozen=True):
     """Append tokens computed beside decodes."""
     withheld_steps: int
     """Steps in which appends waited and were granted nothing."""
+    kv_usage: float = 0.0
+    """Part of the KV cache that requests hold, 0 to 1."""
+    gc_ms: float = 0.0
+    """What collections of garbage have taken in the engine's process since its start."""
 
 
 # ----------------------------------------------------------------------------------------------- supervisor to worker
@@ -315,11 +339,20 @@ class Calibrate(_Tagged, frozen=True):
     request: int
 
 
+class ReleaseHop(_Tagged, frozen=True):
+    """Leave a hop to another worker: it ends where it stands, its log stays open; answered by `HopEnded` with state
+    "released", or with how it has ended meanwhile; "aborted" where it is unknown."""
+
+    hop: str
+
+
 class Stop(_Tagged, frozen=True):
     """Leave what runs to others ("lost"), shut the engine down and exit 0."""
 
 
-SupervisorMessage = Welcome | Prepare | StartHop | AbortHop | ResetPrefixCache | ScoreNext | Calibrate | Stop
+SupervisorMessage = (
+    Welcome | Prepare | StartHop | AbortHop | ReleaseHop | ResetPrefixCache | ScoreNext | Calibrate | Stop
+)
 
 
 # ----------------------------------------------------------------------------------------------- worker to supervisor
@@ -335,10 +368,23 @@ class Hello(_Tagged, frozen=True):
     """Where its doorbells ring."""
 
 
+class Progress(_Value, frozen=True):
+    """How far something long has come, for people to look at."""
+
+    stage: str
+    """What is being done, such as "loading the weights"."""
+    done: float = 0.0
+    total: float = 0.0
+    """0: it is not known how much there is."""
+    unit: str = ""
+    """Of both: "bytes", "steps", "shards"; empty: no unit."""
+
+
 class Loading(_Tagged, frozen=True):
     """A stage of the engine's start, for people to read."""
 
     stage: str
+    progress: Progress | None = None
 
 
 class Ready(_Tagged, frozen=True):
@@ -434,12 +480,13 @@ class HopText(_Tagged, frozen=True):
 class HopEnded(_Tagged, frozen=True):
     """The hop is over; it touches neither its own log nor its upstreams' any more.
 
-    "lost": the engine died under it, or its worker stops. Its log is left open, and another hop can go on from the
-    tokens that stand in it (`Resume`). After "failed" and "aborted" the log is marked as aborted.
+    "lost": the engine died under it, or its worker stops; "released": `ReleaseHop` asked for it. Its log is left open,
+    and another hop can go on from the tokens that stand in it (`Resume`). After "failed" and "aborted" the log is
+    marked as aborted.
     """
 
     hop: str
-    state: Literal["finished", "failed", "aborted", "lost"]
+    state: Literal["finished", "failed", "aborted", "lost", "released"]
     at_ns: int
     """When the last token was committed."""
     output_tokens: int = 0
@@ -470,6 +517,33 @@ class NextScored(_Tagged, frozen=True):
     say."""
 
 
+class StepCounts(_Value, frozen=True):
+    """How long answers waited for their next tokens, by what the engine had to do meanwhile; `step_times.py` has the
+    buckets. Steps of one cell are alike, so that what is late can be told from what is more work."""
+
+    kind: StepKind
+    decodes: Annotated[int, msgspec.Meta(ge=1)]
+    """Answers that were being decoded at once: 1, 2, 3 (to 4), 5 (to 8), 9 (to 16), 17 (to 32) and so on."""
+    context: Annotated[int, msgspec.Meta(ge=0)]
+    """Tokens of context of them all: 0 (to 1,023), 1,024, 2,048, 4,096 and so on."""
+    buckets: dict[int, int]
+    """Tokens by bucket."""
+    worst_ms: float
+    total_ms: float
+    """The sum of all waits."""
+
+
+class BusState(_Value, frozen=True):
+    """How a worker hears of others' tokens, since its start."""
+
+    chunks: int = 0
+    """Doorbells heard."""
+    repairs: int = 0
+    """Times that tokens were found by looking, for their doorbell was lost or late."""
+    lag_ms: float = 0.0
+    """The sum over `chunks` of the time from the commit to the doorbell."""
+
+
 class Heartbeat(_Tagged, frozen=True):
     """Sent every second (`WorkerConfig.heartbeat_s`) by a worker that serves."""
 
@@ -487,6 +561,16 @@ class Heartbeat(_Tagged, frozen=True):
     counts with all its tokens. 0 where nothing waits."""
     scheduler: SchedulerState | None = None
     """None before the first step with a decode, and where the engine's scheduler is not ours."""
+    step_counts: list[StepCounts] = []
+    """Since the last beat."""
+    pids: list[int] = []
+    """The worker's process, then its engine's."""
+    gc_ms: float = 0.0
+    """What collections of garbage have taken in the worker's process since its start; the engine's are in
+    `scheduler`."""
+    loop_late_ms: float = 0.0
+    """The latest that the worker's event loop was since the last beat."""
+    bus: BusState = BusState()
 
 
 WorkerMessage = (
@@ -530,6 +614,8 @@ class SubmitOptions(_Value, frozen=True):
     that has not finished by then fails."""
     exactness: Exactness | None = None
     """None: what the chain says, else the daemon's default."""
+    traceparent: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    """W3C trace context that the chain's spans belong to."""
 
 
 class Submit(_Tagged, frozen=True):
@@ -687,6 +773,28 @@ class ResumeEntry(_Value, frozen=True):
     why: str
 
 
+class HopEntry(_Value, frozen=True):
+    """One hop of an agent, on one worker; times are ms since the chain was submitted, None where it has not come to
+    that. An agent that was never lost or moved has one."""
+
+    worker: str
+    started_ms: float
+    """When it was sent there."""
+    opened_ms: float | None = None
+    finalized_ms: float | None = None
+    first_token_ms: float | None = None
+    """Of this hop: the first that it wrote itself."""
+    ended_ms: float | None = None
+    """Its last token, or when it was known to be lost."""
+    state: Literal["running", "finished", "failed", "aborted", "lost", "moved"] = "running"
+    tokens_before: int = 0
+    """Output tokens that it found in the log."""
+    tokens: int = 0
+    """Output tokens that it wrote."""
+    why: str = ""
+    """Of one that was lost or moved."""
+
+
 class AgentResult(_Value, frozen=True):
     """One agent of a `ChainResult`."""
 
@@ -723,6 +831,8 @@ class AgentResult(_Value, frozen=True):
     """Workers that it has outlived; its tokens were kept."""
     seed: int | None = None
     """Of the sampling; given by the daemon where the chain had none."""
+    hops: list[HopEntry] = []
+    """In order; of a chain from before the daemon's start the last one's alone."""
 
 
 class Prediction(_Value, frozen=True):
@@ -769,6 +879,12 @@ class ChainResult(_Value, frozen=True):
     engines were not measured."""
     predicted_ms: float | None = None
     """Of the placement that was taken, to be compared with `e2e_ms`; it knows nothing of the time in the queue."""
+    submitted_at: str = ""
+    """ISO 8601, UTC: where the chain's times count from."""
+    started_ms: float | None = None
+    """When it left the queue, since its submission."""
+    devices: dict[str, list[str]] = {}
+    """Of the workers that its agents ran on: GPUs by UUID, cores as "cpu:0"."""
 
 
 class ChainSummary(_Value, frozen=True):
@@ -785,6 +901,90 @@ class ChainSummary(_Value, frozen=True):
     why: str = ""
     """What a chain waits for: queued, where that is not its turn alone; running, where an agent is held."""
     exactness: Exactness = "fast"
+
+
+class GroupHealth(_Value, frozen=True):
+    """Whether a group's tokens come in time."""
+
+    state: HealthState = "healthy"
+    cause: JitterCause | None = None
+    """Of the episode that goes on, or has just ended."""
+    why: str = ""
+    """The evidence, in a sentence."""
+    since_s: float = 0.0
+    """How long it has been in this state."""
+    slowdown: float = 1.0
+    """What a token takes, over what it should: 1 where the group is healthy."""
+    episodes: int = 0
+    """Since the daemon's start."""
+
+
+class ItlSummary(_Value, frozen=True):
+    """Time between tokens (ITL) on a group over the latest seconds."""
+
+    tokens: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    worst_ms: float = 0.0
+    late: int = 0
+    """Tokens that took more than 1.5 times the usual."""
+    usual_ms: float = 0.0
+    """The group's own median for such steps; 0 where it is not known yet."""
+    history_ms: list[float] = []
+    """The median of each of the latest seconds, the oldest first; 0 where nothing was decoded."""
+
+
+class DeviceState(_Value, frozen=True):
+    """What NVML says of a GPU, or of a MIG slice; None where it does not say."""
+
+    uuid: str
+    name: str = ""
+    parent_uuid: str = ""
+    """Of a MIG slice: its card, which clocks, power and temperature are of."""
+    sm_mhz: int | None = None
+    sm_max_mhz: int | None = None
+    memory_mhz: int | None = None
+    throttle: list[str] = []
+    """Reasons for reduced clocks that are in force, as in NVML's names: "sw_thermal_slowdown", "sw_power_cap" ..."""
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: int | None = None
+    utilization: float | None = None
+    """Part of the time in which a kernel ran, 0 to 1."""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    ecc_errors: int | None = None
+    """Uncorrected, since the driver was loaded."""
+    xid: int | None = None
+    """The latest XID that was reported since the daemon's start."""
+    pcie_rx_mb_s: float | None = None
+    pcie_tx_mb_s: float | None = None
+    foreign_pids: list[int] = []
+    """Processes on the device that are not the group's, as NVML numbers them: in a container, by the host."""
+    foreign_utilization: float | None = None
+    """The part of the time in which those computed, 0 to 1."""
+
+
+class HostState(_Value, frozen=True):
+    """What the kernel says of a worker's processes, per second over the latest interval; None where it does not."""
+
+    cpu: float = 0.0
+    """Cores' worth of CPU time, of all its processes."""
+    runnable_wait: float | None = None
+    """The part of the time in which the busiest of its threads was ready to run and had no core, 0 to 1."""
+    involuntary_switches: float | None = None
+    steal: float | None = None
+    """The part of the time that the hypervisor took from this machine's cores."""
+    major_faults: float | None = None
+    swapped_bytes: int | None = None
+    rss_bytes: int = 0
+    pressure_cpu: float | None = None
+    """PSI, "some": the part of the time in which tasks waited for a core, 0 to 1; the narrowest cgroup's, else the
+    machine's."""
+    pressure_memory: float | None = None
+    pressure_io: float | None = None
+    throttled: float | None = None
+    """The part of the time in which the cgroup's CPU quota held it up."""
 
 
 class WorkerStatus(_Value, frozen=True):
@@ -805,6 +1005,14 @@ class WorkerStatus(_Value, frozen=True):
     """Why the last one ended, where it was not asked to."""
     scheduler: SchedulerState | None = None
     figures: EngineFigures | None = None
+    health: GroupHealth = GroupHealth()
+    itl: ItlSummary = ItlSummary()
+    host: HostState | None = None
+    gpus: list[DeviceState] = []
+    progress: Progress | None = None
+    """Of a worker that loads."""
+    kv_held_tokens: int = 0
+    """Set aside for the full lengths of open hops."""
 
 
 class StoreStatus(_Value, frozen=True):
@@ -869,6 +1077,8 @@ class StatusReply(_Tagged, frozen=True):
     """Version of the Python that the daemon and its workers run on."""
     exactness: Exactness = "fast"
     """Of chains that ask for none."""
+    progress: Progress | None = None
+    """Of what the daemon itself does, such as fetching the model."""
 
 
 class Scored(_Tagged, frozen=True):

@@ -236,6 +236,9 @@ class ChainRuns:
             self.room.shun(worker.name)
             self._lose(message.hop, message.message or "its engine is gone", blamed=worker.state == "ready")
             return
+        if state == "released":
+            self._lose(message.hop, message.message or "it was moved", blamed=False)
+            return
         self.room.give_back(worker.name, message.hop)
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
         self._take_output(record, index, TokenLogReader(self._slab, agent.stream).peek()[0], "")

@@ -83,6 +83,38 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of all ended chains; past it the oldest go, first those that were fetched."""
 
 
+class JitterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Watching how steadily groups decode, and acting on it."""
+
+    enabled: bool = True
+    """False: nothing is judged, probed or routed around."""
+    route: bool = True
+    """Give a degraded group no new hops while another can take them."""
+    move: bool = True
+    """Move hops off a degraded group where that is predicted to be faster."""
+    quiet_s: Annotated[float, msgspec.Meta(ge=1, le=25)] = 10.0
+    """A degraded group is taken for healthy after so long without late tokens."""
+    log_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    """Between two log events `decode_steps` of a group that decodes."""
+    probe_s: Annotated[float, msgspec.Meta(ge=0.5)] = 1.0
+    """Between two looks at processes and devices."""
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Metrics and health over HTTP: ``/metrics``, ``/healthz``, ``/readyz``."""
+
+    listen: Annotated[str, msgspec.Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):\d{1,5}$")] | None = None
+    """ "HOST:PORT", such as "127.0.0.1:9464"; None: nothing is served. It asks nobody who they are."""
+
+
+class TracesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenTelemetry spans of chains and agents."""
+
+    endpoint: str | None = None
+    """An OTLP/HTTP endpoint, such as "http://127.0.0.1:4318"; None: what OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
+    OTEL_EXPORTER_OTLP_ENDPOINT say, else none are sent."""
+
+
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration."""
 
@@ -133,6 +165,11 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     restart: RestartConfig = RestartConfig()
     store: StoreConfig = StoreConfig()
     decode_first: DecodeFirstConfig = DecodeFirstConfig()
+    jitter: JitterConfig = JitterConfig()
+    http: HttpConfig = HttpConfig()
+    traces: TracesConfig = TracesConfig()
+    log_prompts: bool = False
+    """Let log lines quote prompts, inputs and outputs, which are blotted out otherwise."""
 
     @property
     def log_capacity(self) -> int:

@@ -40,6 +40,10 @@ class GroupView(msgspec.Struct, frozen=True):
     """What its engine was measured to take; None where it was not measured."""
     paced: bool = True
     """Whether its scheduler is ours; else stock vLLM holds appends to a number of tokens a step, where `overlap`."""
+    degraded: bool = False
+    """Whether its tokens come late now, so that another group is better."""
+    slowdown: float = 1.0
+    """What its tokens take now over what they should."""
 
 
 class ChainShape(msgspec.Struct, frozen=True):

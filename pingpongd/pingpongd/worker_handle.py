@@ -8,7 +8,20 @@ from typing import Literal
 
 import msgspec
 
-from pingpong_bus.messages import EngineFigures, EngineLimits, SchedulerState, WorkerFailed, WorkerState, WorkerStatus
+from pingpong_bus.messages import (
+    BusState,
+    DeviceState,
+    EngineFigures,
+    EngineLimits,
+    GroupHealth,
+    HostState,
+    ItlSummary,
+    Progress,
+    SchedulerState,
+    WorkerFailed,
+    WorkerState,
+    WorkerStatus,
+)
 from pingpongd.config import GroupConfig
 from pingpongd.placement import GroupView, PrefixMemory
 from pingpongd.process import WorkerProcess
@@ -90,6 +103,15 @@ class Worker:
         self.rss_bytes = 0
         self.output_tokens = 0
         self.scheduler: SchedulerState | None = None
+        self.bus = BusState()
+        self.health = GroupHealth()
+        self.itl = ItlSummary()
+        self.host: HostState | None = None
+        self.gpus: list[DeviceState] = []
+        self.progress: Progress | None = None
+        """Of the start."""
+        self.kv_held_tokens = 0
+        """Set aside for the full lengths of its hops."""
         self.last_failure = ""
         """Why the last process ended that was not asked to."""
         self._state: WorkerState = "starting"
@@ -120,6 +142,8 @@ class Worker:
         self.number += 1
         self.served, self.failure, self.order = False, None, None
         self.rss_bytes, self.output_tokens, self.scheduler = 0, 0, None
+        self.bus, self.itl, self.host, self.gpus, self.progress = BusState(), ItlSummary(), None, [], None
+        self.kv_held_tokens = 0
         self.memory.forget()
         self.watch, self.heartbeat_s = watch, heartbeat_s
         self.state, self.stage = "starting", "starting"
@@ -142,7 +166,17 @@ class Worker:
         limits, prefixes = self.limits, self.memory.held if held else frozenset[str]()
         if limits is None:
             return GroupView(self.name, len(self.hops), prefixes)
-        return GroupView(self.name, len(self.hops), prefixes, limits.overlap, self.figures, paced=limits.decode_first)
+        health = self.health
+        return GroupView(
+            self.name,
+            len(self.hops),
+            prefixes,
+            limits.overlap,
+            self.figures,
+            paced=limits.decode_first,
+            degraded=health.state != "healthy",
+            slowdown=health.slowdown,
+        )
 
     def status(self) -> WorkerStatus:
         """As clients see it."""
@@ -161,6 +195,12 @@ class Worker:
             failure=self.last_failure,
             scheduler=self.scheduler,
             figures=self.figures,
+            health=self.health,
+            itl=self.itl,
+            host=self.host,
+            gpus=self.gpus,
+            progress=self.progress if self.state == "loading" else None,
+            kv_held_tokens=self.kv_held_tokens,
         )
 
     def wake(self) -> None:

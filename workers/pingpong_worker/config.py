@@ -40,6 +40,13 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How long loading takes."""
     time_scale: float = 1.0
     """All of these times are so many times as long: for machines too small to simulate many engines in real time."""
+    burst_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    """Steps in a burst take so many times as long: a device whose decode wobbles. Only the engine knows."""
+    burst_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Mean length of a burst; 0: there are none. Lengths are drawn exponentially, by `burst_seed`."""
+    burst_every_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """Mean time from the end of a burst to the next, drawn likewise."""
+    burst_seed: int = 0
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
