@@ -783,7 +783,7 @@ class HopEntry(_Value, frozen=True):
     opened_ms: float | None = None
     finalized_ms: float | None = None
     first_token_ms: float | None = None
-    """Of this hop: the first that it wrote itself."""
+    """Of this hop: the first that it wrote itself; where it was replayed, the first that came again."""
     ended_ms: float | None = None
     """Its last token, or when it was known to be lost."""
     state: Literal["running", "finished", "failed", "aborted", "lost", "moved"] = "running"
@@ -793,6 +793,12 @@ class HopEntry(_Value, frozen=True):
     """Output tokens that it wrote."""
     why: str = ""
     """Of one that was lost or moved."""
+    prompt_tokens: int = 0
+    """That it was given, without the output tokens that it found; 0 before `finalized_ms`."""
+    final_tokens: int = 0
+    """Of them, those that no append had sent before: they were handed over at `finalized_ms`."""
+    cached_tokens: int = 0
+    """Of them, those that the prefix cache held then; known with its first token."""
 
 
 class AgentResult(_Value, frozen=True):
@@ -901,6 +907,14 @@ class ChainSummary(_Value, frozen=True):
     why: str = ""
     """What a chain waits for: queued, where that is not its turn alone; running, where an agent is held."""
     exactness: Exactness = "fast"
+    output_tokens: int = 0
+    """Of a live chain: written so far, by all its agents."""
+    max_output_tokens: int = 0
+    """Of a live chain: what its agents may write at most; those that have finished count with what they wrote."""
+    agent: str = ""
+    """Of a running chain: the agent that writes, else the one that reads."""
+    worker: str = ""
+    """Where that one runs."""
 
 
 class GroupHealth(_Value, frozen=True):

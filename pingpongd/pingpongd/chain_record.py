@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal
 
 from pingpong_bus.chain import Chain
@@ -22,6 +23,7 @@ from pingpong_bus.messages import (
 )
 from pingpong_bus.messages import ChainState as ChainStateName
 from pingpongd.chain_state import ChainState, Phase, Stage, new_chain
+from pingpongd.hop_record import HopRecord, restored
 from pingpongd.placement import Plan
 from pingpongd.shapes import ChainShape, submitted_shape
 from pingpongd.stored import AgentOutcome, Job, LiveChain
@@ -83,6 +85,8 @@ class AgentRecord:
     resumed: list[ResumeEntry] = field(default_factory=list)
     resumes_told: int = 0
     """Of `resumed`, those that followers have been told of."""
+    entries: list[HopRecord] = field(default_factory=list)
+    """Its hops in order, the latest last."""
 
     @property
     def text_chars(self) -> int:
@@ -112,6 +116,10 @@ class ChainRecord:
     """What keeps a chain from running that was accepted, in words: another model than the engines have, for one."""
     recovered: bool = False
     """It was accepted before the daemon's start, and had begun to run."""
+    started_ns: int = 0
+    """When it left the queue; 0 while it waits."""
+    devices: dict[str, list[str]] = field(default_factory=dict)
+    """Of the workers that its hops ran on: GPUs by UUID, cores as "cpu:0"."""
 
     @classmethod
     def accepted(
@@ -133,10 +141,12 @@ class ChainRecord:
             if outcome is not None and all(at in kept for at in reads):
                 kept.append(index)
                 record.agents[index] = _restored_agent(outcome, submitted_ns)
+                record.devices |= outcome.devices
             else:
                 record.agents[index].attempt = live.attempt
         record.state = new_chain(upstreams, live.job.chain.start, kept)
         record.recovered = live.started
+        record.started_ns = min((hop.started_ns for agent in record.agents for hop in agent.entries), default=0)
         return record
 
     @property
@@ -199,6 +209,8 @@ class ChainRecord:
             last_token_ns=since(agent.last_token_ns),
             attempt=agent.attempt,
             resumed=agent.resumed,
+            hops=[hop.entry(zero, len(agent.output_ids)) for hop in agent.entries],
+            devices={hop.worker: self.devices[hop.worker] for hop in agent.entries if hop.worker in self.devices},
         )
 
     @property
@@ -263,10 +275,20 @@ class ChainRecord:
             grid=self.job.exact.grid,
             predictions=list(self.plan.predictions) if self.plan else [],
             predicted_ms=self.plan.predicted.e2e_ms if self.plan and self.plan.predicted else None,
+            submitted_at=datetime.fromtimestamp(self.job.submitted_at, UTC).isoformat(timespec="milliseconds"),
+            started_ms=self.since_submission_ms(self.started_ns) if self.started_ns else None,
+            devices=dict(self.devices),
         )
 
     def summary(self, now_ns: int) -> ChainSummary:
         """A line of `pingpong-client list`."""
+        written = [len(agent.output_ids) for agent in self.agents]
+        ended = [agent.finish_reason is not None for agent in self.agents]
+        most = [
+            tokens if over else spec.max_tokens
+            for tokens, over, spec in zip(written, ended, self.chain.agents, strict=True)
+        ]
+        active = self._active()
         return ChainSummary(
             id=self.id,
             name=self.chain.name,
@@ -278,7 +300,16 @@ class ChainRecord:
             e2e_ms=self.e2e_ms,
             exactness=self.job.exact.level,
             why=self.waits_for if self.state.stage is Stage.QUEUED else self._held_for(),
+            output_tokens=sum(written),
+            max_output_tokens=sum(most),
+            agent=self.chain.agents[active].name if active is not None else "",
+            worker=self.agents[active].worker if active is not None else "",
         )
+
+    def _active(self) -> int | None:
+        """The agent that people would say the chain is at: the first that writes, else the first that reads."""
+        states = [_AGENT_STATES[phase] for phase in self.state.phases]
+        return next((states.index(state) for state in ("writing", "reading") if state in states), None)
 
     def _why(self) -> str:
         """Of a chain that runs, why it was placed as it is, and what keeps an agent of it waiting."""
@@ -334,6 +365,7 @@ class ChainRecord:
             attempt=agent.attempt,
             resumed=agent.resumed,
             seed=self.chain.agents[index].seed,
+            hops=[hop.entry(self.submitted_ns, len(agent.output_ids)) for hop in agent.entries],
         )
 
 
@@ -362,4 +394,5 @@ def _restored_agent(outcome: AgentOutcome, submitted_ns: int) -> AgentRecord:
         session=outcome.session,
         prompt_token_match=outcome.prompt_token_match,
         resumed=outcome.resumed,
+        entries=restored(outcome.hops, submitted_ns),
     )

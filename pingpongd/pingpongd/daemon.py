@@ -17,7 +17,7 @@ import structlog
 import zmq.asyncio
 
 from pingpong_bus.errors import ConfigError, Overloaded, PingpongError, SlabFull, UsageError
-from pingpong_bus.messages import StatusReply
+from pingpong_bus.messages import Progress, StatusReply
 from pingpong_bus.slab import Slab
 from pingpongd.chains import Chains
 from pingpongd.config import DaemonConfig
@@ -61,6 +61,8 @@ class Daemon:
         """Whether a second signal has come."""
         self._fleet: Fleet | None = None
         self._chains: Chains | None = None
+        self._progress: Progress | None = None
+        """Of what is done before there are workers."""
         self._notifier = Notifier()
         self._stops: asyncio.Queue[float | None] = asyncio.Queue()
         """Asked-for ends, each with its deadline in seconds; None: the configuration's."""
@@ -153,12 +155,20 @@ class Daemon:
     ) -> Fleet:
         config = self._config
         self._notifier.status("fetching the model")
-        model = await fetch_model(config.model, runtime, sweeper) if config.engine == "vllm" else config.model
+        if config.engine == "vllm":
+            self._progress = Progress(stage="looking for the model")
+            model = await fetch_model(config.model, runtime, sweeper, self._take_progress)
+            self._progress = None
+        else:
+            model = config.model
         config = self._config  # it may have been read again meanwhile
         self._fleet = Fleet(config, model, runtime, slab, context, chains.runs, sweeper)
         await self._fleet.start()
         chains.serve(self._fleet)  # only now: a chain that came earlier would find half of the groups
         return self._fleet
+
+    def _take_progress(self, progress: Progress) -> None:
+        self._progress = progress
 
     async def _stop_fleet(self) -> None:
         """End the workers; a signal meanwhile makes short work of them."""
@@ -275,6 +285,7 @@ class Daemon:
             refused_frames={"control": control.refused_frames, "workers": fleet.refused_frames if fleet else 0},
             python=platform.python_version(),
             exactness=self._config.exactness,
+            progress=self._progress,
         )
 
 

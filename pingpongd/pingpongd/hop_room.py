@@ -120,6 +120,7 @@ class HopRoom:
         if worker is None or not self._fits(worker.name, record, index):
             return None
         self._ledgers[worker.name].take(hop, _full_length(record, index))
+        self._note_held(worker.name)
         if why := self._wants_to_be_alone(record, index):
             self._alone[worker.name] = hop, why
         return worker
@@ -136,6 +137,7 @@ class HopRoom:
         """A hop is over; harmless where its group's engine is gone."""
         if group in self._ledgers:
             self._ledgers[group].give_back(hop)
+            self._note_held(group)
         if self.is_alone(group, hop):
             del self._alone[group]
         self._has_changed()
@@ -157,10 +159,16 @@ class HopRoom:
             worker, ledger = self.fleet.workers[view.name], self._ledgers[view.name]
             able = not grid or (worker.limits is not None and worker.limits.grid_tokens > 0 and not ledger.held)
             if able and view.name not in wanted and view.name not in self._alone and ledger.take(request, tokens):
+                self._note_held(view.name)
                 if grid:
                     self._alone[view.name] = request, _GRID
                 return worker
         return None
+
+    def _note_held(self, group: str) -> None:
+        """Have the group's status say what is set aside."""
+        if self.fleet is not None:
+            self.fleet.workers[group].kv_held_tokens = self._ledgers[group].held_tokens
 
     async def changed(self) -> None:
         """Wait until room is given back, a group begins to serve or an agent waits no more, and the held hops have had

@@ -63,6 +63,11 @@ class GroupLedger:
         self._used -= self._held.pop(hop, 0)
 
     @property
+    def held_tokens(self) -> int:
+        """Tokens of the whole blocks that are set aside."""
+        return self._used * self._block_size
+
+    @property
     def free_tokens(self) -> int:
         """Tokens of the whole blocks that nobody holds."""
         return (self._blocks - self._used) * self._block_size

@@ -7,11 +7,14 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import structlog
 
 from pingpong_bus.errors import ConfigError
+from pingpong_bus.messages import Progress
 from pingpong_worker.shared_memory_names import PREFIX_VARIABLE, worker_prefix
 from pingpongd.process import Guard
 from pingpongd.runtime_dir import RuntimeDir
@@ -19,7 +22,9 @@ from pingpongd.runtime_dir import RuntimeDir
 _log = structlog.get_logger()
 
 
-async def fetch_model(name: str, runtime: RuntimeDir, guard: Guard) -> str:
+async def fetch_model(
+    name: str, runtime: RuntimeDir, guard: Guard, on_progress: Callable[[Progress], None] = lambda _: None
+) -> str:
     """A folder or a Hugging Face name for `name`; the embedded model is fetched and converted where it is not yet.
 
     Cancelled, it ends the fetching; what was fetched so far is thrown away.
@@ -28,6 +33,7 @@ async def fetch_model(name: str, runtime: RuntimeDir, guard: Guard) -> str:
         name: as configured.
         runtime: where the process has its temporary files.
         guard: ends the process, and what it runs, should this one be killed.
+        on_progress: is told how far it has come; its stages are logged as well.
 
     Raises:
         ConfigError: there is no such folder, or the model cannot be had.
@@ -51,6 +57,9 @@ async def fetch_model(name: str, runtime: RuntimeDir, guard: Guard) -> str:
             last = json.loads(line)
             if "stage" in last:
                 _log.info("model_stage", model=name, stage=last["stage"])
+                on_progress(Progress(stage=last["stage"]))
+            if "progress" in last:
+                on_progress(msgspec.convert(last["progress"], Progress))
         code = await process.wait()
     finally:
         if process.returncode is None:

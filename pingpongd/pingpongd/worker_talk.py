@@ -101,9 +101,10 @@ class WorkerTalk:
             case Hello(pid=pid), "starting" if worker.process is not None and pid == worker.process.pid:
                 worker.state = "loading"
                 self._link.send(worker, Welcome())
-            case Loading(stage=stage), "loading":
-                worker.stage = stage
-                _log.info("worker_loading", worker=worker.name, stage=stage)
+            case Loading(stage=stage, progress=progress), "loading":
+                if stage != worker.stage:  # how far it has come is told much more often
+                    _log.info("worker_loading", worker=worker.name, stage=stage)
+                worker.stage, worker.progress = stage, progress
             case Ready(), "loading":
                 self._serves(worker, message)
             case _:
@@ -115,7 +116,7 @@ class WorkerTalk:
         worker.figures = message.figures
         worker.watch = watchdog.serving(asyncio.get_running_loop().time())
         worker.served = True
-        worker.state, worker.stage = "ready", "serving"
+        worker.state, worker.stage, worker.progress = "ready", "serving", None
         _log.info(
             "worker_ready",
             worker=worker.name,
