@@ -15,6 +15,7 @@ from pingpong_bus.messages import (
     AbortHop,
     ChainEvent,
     ChainResult,
+    DeviceState,
     EngineFigures,
     EngineLimits,
     HopChecked,
@@ -83,6 +84,7 @@ class FakeWorker:
         self.hops: set[str] = set()
         self.memory = PrefixMemory(10_000)
         self.group = GroupConfig(name=name, devices=["cpu:0"])
+        self.gpus: list[DeviceState] = []
         self.reachable = True
         self.running: dict[str, FakeHop] = {}
         self.reports: deque[WorkerMessage] = deque()

@@ -58,6 +58,7 @@ from pingpongd.chain_state import (
 from pingpongd.chain_teller import ChainTeller
 from pingpongd.config import DaemonConfig
 from pingpongd.fleet import Fleet, Worker
+from pingpongd.hop_record import HopRecord
 from pingpongd.hop_room import HopRoom
 from pingpongd.hop_specs import hop_spec
 from pingpongd.planner import Planner
@@ -133,6 +134,7 @@ class ChainRuns:
                 writer.close(agent.finish_reason or "stop", agent.stop_token)
             else:
                 agent.worker = group
+        record.started_ns = record.started_ns or time.monotonic_ns()
         self.planner.began(record)
         self._listener.chain_started(record)
         self.tell.started(record)
@@ -168,8 +170,10 @@ class ChainRuns:
             return
         record, index, _ = found
         agent = record.agents[index]
+        entry = agent.entries[-1]  # a hop is started when the one before can report no more
         match message:
             case HopOpened(at_ns=at_ns):
+                entry.opened_ns = at_ns
                 if not agent.output_ids:
                     agent.opened_ns = at_ns
                 literal, _ = prompt_bounds(record.chain, record.prepared[index])
@@ -179,11 +183,14 @@ class ChainRuns:
                 agent.appends.append(append)
                 self.tell.event(record, "reading", index, append.done_ns or append.at_ns, sent=append.sent)
             case HopFinalized(at_ns=at_ns):
+                entry.finalized_ns, entry.final_tokens = at_ns, message.final_tokens
+                entry.prompt_tokens = message.prompt_tokens
                 if not agent.output_ids:
                     agent.finalized_ns = at_ns
                 agent.prompt_tokens, agent.prompt_digest = message.prompt_tokens, message.prompt_digest
                 self.tell.event(record, "finalized", index, at_ns, prompt_tokens=message.prompt_tokens)
             case HopFirstToken(at_ns=at_ns, cached_tokens=cached):
+                entry.first_token_ns, entry.cached_tokens = at_ns, cached
                 if not agent.first_token_ns:
                     agent.first_token_ns, agent.cached_tokens = at_ns, cached
                 ttft = record.ttft_ms(index)
@@ -237,12 +244,15 @@ class ChainRuns:
             self._lose(message.hop, message.message or "its engine is gone", blamed=worker.state == "ready")
             return
         if state == "released":
-            self._lose(message.hop, message.message or "it was moved", blamed=False)
+            self._lose(message.hop, message.message or "it was moved", blamed=False, moved=True)
             return
         self.room.give_back(worker.name, message.hop)
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
         self._take_output(record, index, TokenLogReader(self._slab, agent.stream).peek()[0], "")
         agent.session = message.session
+        yielded = record.state.phases[index] is Phase.YIELDING
+        why = "it gave way: an agent that it reads from waits" if yielded else message.message
+        agent.entries[-1].end(state, message.at_ns, len(agent.output_ids), why)
         if state == "finished":
             agent.last_token_ns = message.at_ns
             agent.finish_reason, agent.stop_token = message.finish_reason, message.stop_token
@@ -257,13 +267,14 @@ class ChainRuns:
             self._hops.pop(message.hop, None)  # gone already where the chain has ended with this hop
             self.apply(record, Checked(index))  # a prompt given as ids has no text to check
 
-    def _lose(self, hop: str, why: str, *, blamed: bool) -> None:
+    def _lose(self, hop: str, why: str, *, blamed: bool, moved: bool = False) -> None:
         """A hop is gone with its engine.
 
         Args:
             hop: that still may report.
             why: for people.
             blamed: the engine died under it; not so where its worker was asked to stop.
+            moved: its worker has left it to another, as it was asked to.
         """
         record, index, group = self._hops.pop(hop)
         alone = self.room.is_alone(group, hop) and self.room.is_suspect(record, index)
@@ -276,6 +287,7 @@ class ChainRuns:
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
         count, log = TokenLogReader(self._slab, agent.stream).peek()
         self._take_output(record, index, count, "")
+        agent.entries[-1].end("moved" if moved else "lost", time.monotonic_ns(), len(agent.output_ids), why)
         agent.losses += blamed
         _log.warning("hop_lost", chain=record.id, hop=hop, worker=group, phase=phase.value, tokens=count, reason=why)
         if log is LogState.ABORTED and phase is not Phase.YIELDING:
@@ -345,6 +357,8 @@ class ChainRuns:
             return [*moved, Held(index)]
         room.release(record, index)
         agent.hops += 1
+        agent.entries.append(HopRecord(worker.name, time.monotonic_ns(), len(agent.output_ids)))
+        record.devices[worker.name] = [gpu.uuid for gpu in worker.gpus] or worker.group.devices
         self._hops[hop] = record, index, worker.name
         worker.hops.add(hop)
         self.tell.resumed(record, index)

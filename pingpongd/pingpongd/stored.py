@@ -10,6 +10,7 @@ from pingpong_bus.messages import (
     ChainResult,
     ChainState,
     FinishReason,
+    HopEntry,
     Placement,
     PreparedAgent,
     ResumeEntry,
@@ -59,6 +60,10 @@ class AgentOutcome(msgspec.Struct, frozen=True, kw_only=True):
     last_token_ns: int
     attempt: int
     resumed: list[ResumeEntry]
+    hops: list[HopEntry] = []
+    """Of an agent that an older version has kept: none."""
+    devices: dict[str, list[str]] = {}
+    """Of the workers of its hops; see `ChainResult.devices`."""
 
 
 class LiveChain(msgspec.Struct, frozen=True, kw_only=True):

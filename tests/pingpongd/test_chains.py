@@ -146,6 +146,11 @@ class AnyOrder(RuleBasedStateMachine):
             for index, agent in enumerate(result.agents):
                 if result.state == "finished":
                     assert agent.output_ids == [index * 10 + at for at in range(OUTPUT)]
+                    # The hops of the attempt that finished: each goes on where the one before has ended.
+                    at = max(at for at, hop in enumerate(agent.hops) if hop.tokens_before == 0)
+                    assert sum(hop.tokens for hop in agent.hops[at:]) == OUTPUT
+                    assert agent.hops[-1].state == "finished"
+                assert all(hop.state != "running" for hop in agent.hops)
                 if not service.restarted:
                     assert service.told(number).get(agent.name, []) == agent.output_ids
 
