@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""Disturb engines that decode, and measure whether the daemon notices, when it knows the cause, and when it is over.
+
+    python benchmarks/jitter_injection.py --config examples/cpu.toml --faults cpu,stop --out injected.jsonl
+    python benchmarks/jitter_injection.py --config unbudgeted.toml --faults appends --out injected.jsonl
+
+Every group answers one prompt after the other all the time. For each fault: some seconds without, in which an alarm is
+a false one; the fault, for `--hold` seconds; and the time until the group is healthy again. "appends" are chains that
+read ahead beside those answers: their appends have no budget where the configuration says `decode_first.enabled =
+false`. A row is a fault: seconds until the first alarm and until the right cause stood in the log, its sentence, and
+seconds from the fault's end until the group was used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from commands import command
+from injected_faults import FAULTS, Fault, Target
+from local_daemon import LogEvent, local_daemon
+from pingpong_bus.chain import Agent, Chain
+from pingpong_bus.errors import UsageError
+from pingpong_bus.messages import SubmitOptions, WorkerStatus
+from pingpong_client import AsyncClient
+from pingpong_worker.pinning import parse_device
+from pingpongd.config import load_config
+from profiles import Profile, ids_chain
+from provenance import command_line, provenance
+
+APPENDS = "appends"
+_ALARMS = ("decode_jitter", "decode_jitter_cause")
+_CLEAR_S = 90.0
+
+
+class Seen(msgspec.Struct):
+    """Log events with the times at which they were read."""
+
+    events: list[tuple[float, LogEvent]] = []
+
+    def take(self, event: LogEvent) -> None:
+        """Take one from the daemon's log."""
+        self.events.append((time.monotonic(), event))
+
+    def since(self, at: float, names: Sequence[str], workers: Sequence[str]) -> list[tuple[float, LogEvent]]:
+        """Those of some names and workers from a time on."""
+        return [
+            (when, it) for when, it in self.events if when >= at and it["event"] in names and it["worker"] in workers
+        ]
+
+
+async def keep_busy(client: AsyncClient, group: str, prompt: int, output: int) -> None:
+    """Have a group answer one prompt after the other."""
+    for number in itertools.count():
+        ids = [(7919 * number + 31 * at) % 30_000 + 100 for at in range(prompt)]
+        agent = Agent(name="only", prompt_ids=ids, max_tokens=output, ignore_eos=True)
+        await client.run(Chain(name="busy", agents=[agent]), {}, SubmitOptions(group=group))
+
+
+async def read_ahead(client: AsyncClient, prefix: int, output: int, seed: int) -> None:
+    """Run chains that read ahead on all groups, one after the other."""
+    profile = Profile(name="ahead", prefix=prefix, output=output, last_output=output, agents=4)
+    for number in itertools.count(1000 * seed):
+        await client.run(ids_chain(profile, seed=number, vocabulary=30_000), {}, SubmitOptions(mode="ping-pong"))
+
+
+@asynccontextmanager
+async def running(*work: Any) -> AsyncIterator[None]:
+    """Run coroutines beside the body; one that fails is an error."""
+    tasks = [asyncio.create_task(it) for it in work]
+    try:
+        yield
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def target_of(worker: WorkerStatus, cores: Sequence[int]) -> Target:
+    """What there is to disturb of a group that serves."""
+    assert worker.pid is not None  # noqa: S101 - it serves
+    family = [worker.pid, *(child.pid for child in psutil.Process(worker.pid).children(recursive=True))]
+    found = list(cores)
+    for device in worker.devices:
+        parsed = parse_device(device)
+        found += parsed if isinstance(parsed, list) else []
+    return Target(
+        worker.name, family, found or list(range(psutil.cpu_count() or 1)), worker.gpus[0].uuid if worker.gpus else ""
+    )
+
+
+async def judged(seen: Seen, began: float, causes: Sequence[str], workers: Sequence[str]) -> dict[str, Any]:
+    """What the log says of a fault so far."""
+    alarms = seen.since(began, _ALARMS, workers)
+    right = [(when, event) for when, event in alarms if event["cause"] in causes]
+    return {
+        "first_alarm_s": round(alarms[0][0] - began, 2) if alarms else None,
+        "first_cause": alarms[0][1]["cause"] if alarms else None,
+        "recognised_s": round(right[0][0] - began, 2) if right else None,
+        "why": right[0][1]["why"] if right else (alarms[0][1]["why"] if alarms else None),
+        "causes": [event["cause"] for _, event in alarms],
+    }
+
+
+async def healthy_again(client: AsyncClient, workers: Sequence[str]) -> float | None:
+    """Seconds until all of these groups are healthy; None where one is not after a long time."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < _CLEAR_S:
+        status = await client.status()
+        if all(worker.health.state == "healthy" for worker in status.workers if worker.name in workers):
+            return round(time.monotonic() - begun, 2)
+        await asyncio.sleep(0.1)
+    return None
+
+
+async def measure(
+    options: argparse.Namespace, folder: Path, seen: Seen, cores: dict[str, list[int]]
+) -> list[dict[str, Any]]:
+    """Inject each fault, and judge what the daemon made of it."""
+    rows: list[dict[str, Any]] = []
+    async with AsyncClient(folder, timeout_s=120.0) as client:
+        status = await client.status()
+        names = [worker.name for worker in status.workers]
+        busy = [keep_busy(client, name, options.prompt, options.output) for name in names]
+        async with running(*busy):
+            await asyncio.sleep(options.settle)
+            for round_number, name in itertools.product(range(options.rounds), options.faults):
+                quiet_from = time.monotonic()
+                await asyncio.sleep(options.quiet)
+                status = await client.status()
+                false_alarms = [event for _, event in seen.since(quiet_from, _ALARMS, names)]
+                worker = status.workers[0]
+                hit = names if name in (APPENDS, "memory") else [worker.name]
+                causes = ("own_appends",) if name == APPENDS else FAULTS[name].causes
+                began = time.monotonic()
+                if name == APPENDS:
+                    loads = [
+                        read_ahead(client, options.prefix, options.ahead_output, seed) for seed in range(options.ahead)
+                    ]
+                    disturbance: Any = running(*loads)
+                else:
+                    fault: Fault = FAULTS[name]
+                    disturbance = fault.during(target_of(worker, cores[worker.name]))
+                async with disturbance:
+                    await asyncio.sleep(options.hold)
+                cleared = await healthy_again(client, hit)
+                row = {
+                    "fault": name,
+                    "round": round_number,
+                    "workers": hit,
+                    "expected": list(causes),
+                    **await judged(seen, began, causes, hit),
+                    "cleared_s": cleared,
+                    "false_alarms": [event["why"] for event in false_alarms],
+                    "usual_ms": worker.itl.usual_ms,
+                    "p50_ms": worker.itl.p50_ms,
+                    "hold_s": options.hold,
+                }
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    return rows
+
+
+async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start the daemon and measure."""
+    config, seen = load_config(options.config), Seen()
+    cores = {group.name: group.cores for group in config.groups}
+    async with local_daemon(options.config, on_event=seen.take) as folder:
+        return await measure(options, folder, seen, cores)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows for people."""
+    lines = [f"{'fault':9} {'alarm s':>8} {'cause s':>8} {'clear s':>8}  cause, evidence"]
+    for row in rows:
+        right = "" if row["recognised_s"] is not None else "WRONG: "
+        shown = [
+            "-" if row[key] is None else f"{row[key]:.1f}" for key in ("first_alarm_s", "recognised_s", "cleared_s")
+        ]
+        lines.append(
+            f"{row['fault']:9} {shown[0]:>8} {shown[1]:>8} {shown[2]:>8}  {right}{row['first_cause']}: {row['why']}"
+        )
+        lines += [f"{'':9} false alarm: {why}" for why in row["false_alarms"]]
+    return "\n".join(lines)
+
+
+@command
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--faults", default="cpu,stop", help=f"of {', '.join([*FAULTS, APPENDS])}")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds of load before the first fault")
+    parser.add_argument("--quiet", type=float, default=15.0, help="seconds without a fault before each")
+    parser.add_argument("--hold", type=float, default=12.0, help="seconds that a fault goes on")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompts that keep groups busy")
+    parser.add_argument("--output", type=int, default=256, help="tokens of their answers")
+    parser.add_argument("--prefix", type=int, default=1500, help="tokens of each agent's own text, for appends")
+    parser.add_argument("--ahead", type=int, default=2, help="chains that read ahead at once, for appends")
+    parser.add_argument("--ahead-output", type=int, default=64, help="tokens that each of their agents writes")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    options.faults = options.faults.split(",")
+    for name in options.faults:
+        if name not in FAULTS and name != APPENDS:
+            raise UsageError(
+                f'there is no fault "{name}".', field="--faults", hint=f"There are: {', '.join([*FAULTS, APPENDS])}."
+            )
+    rows = asyncio.run(run(options))
+    about = {"provenance": provenance(), "arguments": command_line()}
+    if options.out:
+        with options.out.open("a") as out:
+            out.writelines(json.dumps(row | about) + "\n" for row in rows)
+    print(table(rows))
+    return 0 if all(row["recognised_s"] is not None and row["cleared_s"] is not None for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
