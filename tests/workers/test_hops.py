@@ -170,22 +170,24 @@ async def test_a_lost_engine_leaves_the_log_open(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("hop", ["hang, stuck", "hang, swallow"])
-@pytest.mark.parametrize("aborted", [True, False])
+@pytest.mark.parametrize("how", ["aborted", "lost", "released"])
 async def test_an_engine_that_does_not_let_go_holds_up_no_report(
-    stage: Stage, hop: str, aborted: bool, caplog: pytest.LogCaptureFixture
+    stage: Stage, hop: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     output = stage.start(hop)
     async with asyncio.timeout(HANG_S):
         while stage.hops.load() != (1, 1):
             await asyncio.sleep(0)
-        if aborted:
-            stage.hops.abort(hop)
-            ended = await stage.ended(hop)
-        else:
-            await stage.hops.close()
-            ended = await stage.ended(hop)
-    assert (ended.state, ended.output_tokens) == ("aborted" if aborted else "lost", 1)
-    assert stage.state(output) is (LogState.ABORTED if aborted else LogState.OPEN)
+        match how:
+            case "aborted":
+                stage.hops.abort(hop)
+            case "released":
+                stage.hops.release(hop)
+            case _:
+                await stage.hops.close()
+        ended = await stage.ended(hop)
+    assert (ended.state, ended.output_tokens) == (how, 1)
+    assert stage.state(output) is (LogState.ABORTED if how == "aborted" else LogState.OPEN)
     assert stage.hops.load() == (0, 1)
     assert "let go" in caplog.text
     stage.slab.free(output)  # nobody touches it any more
@@ -200,6 +202,53 @@ async def test_an_answer_is_reported_even_if_its_session_does_not_end(
     assert (await stage.ended("finish, stuck")).state == "finished"
     assert stage.state(output) is LogState.CLOSED
     assert "let go" in caplog.text
+
+
+async def test_a_released_hop_leaves_its_log_to_others(stage: Stage) -> None:
+    output = stage.start("hang")
+    async with asyncio.timeout(HANG_S):
+        while stage.hops.load() != (1, 1):
+            await asyncio.sleep(0)
+    stage.hops.release("hang")
+    ended = await stage.ended("hang")
+    assert (ended.state, ended.output_tokens, ended.code) == ("released", 1, "")
+    assert stage.state(output) is LogState.OPEN
+    assert stage.hops.load() == (0, 1)
+    assert stage.engine_errors == 0
+
+
+async def test_release_in_the_moment_of_the_start(stage: Stage) -> None:
+    output = stage.start("hang")
+    stage.hops.release("hang")
+    assert (await stage.ended("hang")).state == "released"
+    assert stage.state(output) is LogState.OPEN
+
+
+async def test_release_of_an_unknown_hop_is_answered(stage: Stage) -> None:
+    stage.hops.release("never")
+    assert (await stage.ended("never")).state == "aborted"
+
+
+async def test_a_hop_that_is_released_too_late_has_finished(stage: Stage) -> None:
+    output = stage.start("finish, stuck")
+    async with asyncio.timeout(HANG_S):
+        while stage.state(output) is not LogState.CLOSED:
+            await asyncio.sleep(0)
+    stage.hops.release("finish, stuck")
+    ended = await stage.ended("finish, stuck")
+    assert (ended.state, ended.finish_reason, ended.output_tokens) == ("finished", "length", 2)
+
+
+@pytest.mark.parametrize("hop", ["hang", "hang, stuck", "hang, swallow"])
+async def test_a_hop_that_is_aborted_while_it_is_released_is_aborted(stage: Stage, hop: str) -> None:
+    output = stage.start(hop)
+    async with asyncio.timeout(HANG_S):
+        while stage.hops.load() != (1, 1):
+            await asyncio.sleep(0)
+    stage.hops.release(hop)
+    stage.hops.abort(hop)
+    assert (await stage.ended(hop)).state == "aborted"
+    assert stage.state(output) is LogState.ABORTED
 
 
 async def test_abort_of_an_unknown_hop_is_answered(stage: Stage) -> None:

@@ -47,6 +47,7 @@ from pingpong_bus.messages import (
     Prepared,
     PreparedAgent,
     Ready,
+    ReleaseHop,
     RequestFailed,
     ResetPrefixCache,
     Resume,
@@ -370,6 +371,35 @@ async def test_a_resumed_hop_goes_on_in_its_log(supervisor: Supervisor) -> None:
     assert texts[-1].upto == 50
     beat = await supervisor.receive(Heartbeat, open_hops=0)
     assert beat.output_tokens == 80, "written, not read"
+
+
+async def test_a_released_hop_goes_on_elsewhere_as_if_nothing_had_been(supervisor: Supervisor) -> None:
+    await supervisor.start()
+    sampling = Sampling(max_tokens=1000, ignore_eos=True)
+    whole, moved = supervisor.allocate(), supervisor.allocate()
+    await supervisor.send(StartHop(spec=HopSpec(hop="m", output=moved, segments=[LITERAL], sampling=sampling)))
+    await supervisor.receive(HopText, hop="m")
+    await supervisor.send(ReleaseHop(hop="m"))
+    ended = await supervisor.receive(HopEnded, hop="m")
+    tokens = ended.output_tokens
+    assert (ended.state, ended.code) == ("released", "")
+    assert 0 < tokens < 1000
+    assert (len(supervisor.log(moved)[0]), supervisor.log(moved)[1]) == (tokens, LogState.OPEN)
+    idle = await supervisor.receive(Heartbeat, open_hops=0)
+    assert idle.waiting == 0, "its request is gone from the engine"
+    texts = [message.text for message in supervisor.messages if isinstance(message, HopText)]
+    chars = len("".join(texts))
+    assert chars == tokens, "all of its text was sent"
+    again = HopSpec(
+        hop="n", output=moved, segments=[LITERAL], sampling=sampling, resume=Resume(tokens=tokens, text_chars=chars)
+    )
+    await supervisor.send(StartHop(spec=again))
+    await supervisor.receive(HopEnded, hop="n", state="finished")
+    await supervisor.send(StartHop(spec=HopSpec(hop="w", output=whole, segments=[LITERAL], sampling=sampling)))
+    await supervisor.receive(HopEnded, hop="w", state="finished")
+    assert supervisor.log(moved) == supervisor.log(whole)
+    await supervisor.send(ReleaseHop(hop="n"))
+    await supervisor.receive(HopEnded, hop="n", state="aborted")
 
 
 async def test_reset_prefix_cache(supervisor: Supervisor) -> None:

@@ -47,6 +47,8 @@ class SimulatedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     burst_every_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     """Mean time from the end of a burst to the next, drawn likewise."""
     burst_seed: int = 0
+    burst_after_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """There is no burst so long after the engine's start: it may be measured meanwhile."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -40,7 +40,7 @@ LET_GO_S = 1.0
 """How long an engine may take to free what a hop holds in it; the hop is over then all the same."""
 _log = logging.getLogger("pingpong_worker")
 
-Ending = Literal["aborted", "lost"]
+Ending = Literal["aborted", "lost", "released"]
 """How a hop ends that is cancelled."""
 
 
@@ -49,7 +49,8 @@ class Feed:
 
     Attributes:
         ending: what a cancellation means: "aborted" where somebody asked for the hop's end, "lost" where the worker
-            goes. Set it before cancelling; without it, "aborted" is meant.
+            goes, "released" where another worker is to go on with it. Set it before cancelling; without it, "aborted"
+            is meant.
         left_open: whether the hop is over with its log open, for another to go on in it.
     """
 
@@ -96,7 +97,22 @@ class Feed:
             self._end_log(lost=False)
         self._over = True
 
-    def ended(self, state: Literal["failed", "aborted", "lost"], error: PingpongError | None = None) -> HopEnded:
+    def finished(self) -> HopEnded | None:
+        """The report of an answer; None where there is none, or none yet."""
+        answer = self._answer
+        if answer is None or answer.finish_reason is None:
+            return None
+        return HopEnded(
+            hop=self.spec.hop,
+            state="finished",
+            at_ns=answer.committed_ns or time.monotonic_ns(),
+            output_tokens=answer.tokens,
+            finish_reason=answer.finish_reason,
+            stop_token=answer.stop_token,
+            session=self._kind,
+        )
+
+    def ended(self, state: Ending | Literal["failed"], error: PingpongError | None = None) -> HopEnded:
         """The report of an end without an answer."""
         return HopEnded(
             hop=self.spec.hop,
@@ -140,15 +156,9 @@ class Feed:
             raise
         finally:
             self._end_log(lost=lost)
-        return HopEnded(
-            hop=spec.hop,
-            state="finished",
-            at_ns=answer.committed_ns or time.monotonic_ns(),
-            output_tokens=answer.tokens,
-            finish_reason=answer.finish_reason,
-            stop_token=answer.stop_token,
-            session=self._kind,
-        )
+        finished = self.finished()
+        assert finished is not None  # noqa: S101 - `_decode` returns once the answer is over
+        return finished
 
     async def _tell(self, log: LogView) -> HopEnded:
         """Report an answer that an earlier hop has closed, and whose worker died before it could say so."""
@@ -216,7 +226,7 @@ class Feed:
         answer = self._answer
         if answer is None or answer.over:
             return
-        if self.ending == "lost" or (lost and self.ending is None):
+        if self.ending in ("lost", "released") or (lost and self.ending is None):
             self.left_open = True
             answer.leave()
         else:

@@ -67,10 +67,18 @@ class Hops:
         else:
             self._end(hop, "aborted")
 
+    def release(self, hop_id: str) -> None:
+        """End a hop where it stands, for another worker to go on in its log; reported as `abort` does."""
+        hop = self._hops.get(hop_id)
+        if hop is None:
+            self._around.report(HopEnded(hop=hop_id, state="aborted", at_ns=time.monotonic_ns()))
+        else:
+            self._end(hop, "released")
+
     async def close(self, reason: EngineError | None = None) -> None:
         """End everything, for the worker ends; returns when all is over and reported.
 
-        Hops leave their logs open and are reported as lost, but for those that were being aborted.
+        Hops leave their logs open and are reported as lost, but for those that were being aborted or released.
 
         Args:
             reason: why; None where the worker was told to.
@@ -90,8 +98,10 @@ class Hops:
             await asyncio.wait(self._stuck, timeout=LET_GO_S)
 
     def _end(self, hop: _Hop, how: Ending) -> None:
-        if hop.feed.ending is not None:
-            return  # a second cancellation would only interrupt the first one's cleaning up
+        if hop.feed.ending is not None:  # a second cancellation would only interrupt the first one's cleaning up
+            if how == "aborted" and hop.feed.ending == "released":
+                hop.feed.ending = how  # nobody will go on with it
+            return
         hop.feed.ending = how
         loop = asyncio.get_running_loop()
         # Not at once: a task cancelled before its first step never runs, and its log would not be ended.
@@ -141,9 +151,13 @@ class Hops:
 
     def _cut_off(self, hop: _Hop) -> HopEnded:
         """How a hop ended that was cancelled."""
-        if hop.feed.ending == "lost":
-            return hop.feed.ended("lost", hop.reason)
-        return hop.feed.ended("aborted")
+        match hop.feed.ending:
+            case "lost":
+                return hop.feed.ended("lost", hop.reason)
+            case "released":  # unless its answer was there already, and only its session had not ended
+                return hop.feed.finished() or hop.feed.ended("released")
+            case _:
+                return hop.feed.ended("aborted")
 
     def _checked(self, hop_id: str, check: asyncio.Task[HopChecked]) -> None:
         """Report a check, whatever became of it: its chain waits for that."""

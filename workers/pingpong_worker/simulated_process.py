@@ -15,6 +15,7 @@ import msgspec
 
 from pingpong_worker.parent_death import die_with_parent
 from pingpong_worker.simulated_arrivals import Arrivals
+from pingpong_worker.simulated_bursts import Bursts
 from pingpong_worker.simulated_messages import (
     LENGTH_BYTES,
     Abort,
@@ -72,6 +73,8 @@ class SimulatedModel:
         time.sleep(setup.settings.start_ms * 1e-3 * setup.settings.time_scale)
         self._arrivals = Arrivals(TimingModel(setup.settings))
         self._scheduler = SimulatedScheduler(setup.settings, decode_first=setup.decode_first)
+        self._bursts = Bursts(setup.settings)
+        self._started = time.monotonic()
         self._send([Started()])
 
     def serve(self) -> NoReturn:
@@ -82,12 +85,13 @@ class SimulatedModel:
             if step is None:
                 self._take(self._arrivals.wait_s(time.monotonic()))
                 continue
-            end = time.monotonic() + step.duration_s
+            begun = time.monotonic()
+            end = self._started + self._bursts.end_of(begun - self._started, step.duration_s)
             while (left := end - time.monotonic()) > 0:
                 self._take(left)
             replies = self._scheduler.commit(step)
             if step.state is not None:
-                replies.append(Scheduled(step.state))
+                replies.append(Scheduled(msgspec.structs.replace(step.state, step_ms=(end - begun) * 1e3)))
             if replies:
                 self._send(replies)
 

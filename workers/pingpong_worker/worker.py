@@ -20,6 +20,7 @@ from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
     Calibrate,
+    Crossing,
     EngineFigures,
     Hello,
     HopEnded,
@@ -27,6 +28,7 @@ from pingpong_bus.messages import (
     Loading,
     Prepare,
     Ready,
+    ReleaseHop,
     RequestFailed,
     ResetPrefixCache,
     ScoreNext,
@@ -80,6 +82,8 @@ class Worker:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_WORKER_BYTES)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a supervisor that is busy must not stall tokens
         self._welcome = asyncio.Event()
+        self._crossing: Crossing | None = None
+        """How the welcome came."""
         self._stop = asyncio.Event()
         self._serving: Serving | None = None
         self._garbage_frames = 0
@@ -93,7 +97,14 @@ class Worker:
     async def run(self) -> int:
         """Serve until told to stop; returns the process's exit code."""
         self._socket.connect(self._config.control)
-        self._send(Hello(version=PROTOCOL_VERSION, worker=self._config.name, pid=os.getpid(), bell=self._config.bell))
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            worker=self._config.name,
+            pid=os.getpid(),
+            bell=self._config.bell,
+            at_ns=time.monotonic_ns(),
+        )
+        self._send(hello)
         tasks: set[asyncio.Task[object]] = {
             asyncio.create_task(self._stop.wait(), name="stop"),
             asyncio.create_task(self._receive(), name="receive"),
@@ -126,7 +137,7 @@ class Worker:
         subscriber = Subscriber(self._context, slab)
         publisher.local = subscriber
         try:
-            self._send(Loading(stage="loading the model"))
+            self._send(Loading(stage="loading the model", welcome=self._crossing))
             engine: Engine = self._parts.make_engine()
             try:
                 await engine.start()
@@ -200,6 +211,7 @@ class Worker:
             if isinstance(message, Stop):
                 return
             if isinstance(message, Welcome):
+                self._crossing = Crossing(sent_ns=message.at_ns, received_ns=time.monotonic_ns())
                 self._welcome.set()
             else:
                 self._handle(message)
@@ -221,6 +233,8 @@ class Worker:
                 serving.hops.start(spec)
             case AbortHop(hop=hop):
                 serving.hops.abort(hop)
+            case ReleaseHop(hop=hop):
+                serving.hops.release(hop)
             case Prepare() | ResetPrefixCache() | ScoreNext() | Calibrate():
                 self._requests.take(serving, message)
 
@@ -231,7 +245,7 @@ class Worker:
             case StartHop(spec=HopSpec(hop=hop)):
                 at = time.monotonic_ns()
                 self._send(HopEnded(hop=hop, state="lost", at_ns=at, code=EngineLost.__name__, message=why))
-            case AbortHop(hop=hop):
+            case AbortHop(hop=hop) | ReleaseHop(hop=hop):
                 self._send(HopEnded(hop=hop, state="aborted", at_ns=time.monotonic_ns()))
             case (
                 Prepare(request=request)
