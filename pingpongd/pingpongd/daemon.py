@@ -25,7 +25,8 @@ from pingpongd.connections import raise_descriptor_limit
 from pingpongd.control import Control
 from pingpongd.devices import check_groups
 from pingpongd.fleet import Fleet
-from pingpongd.logs import set_level
+from pingpongd.log_terminal import show_start
+from pingpongd.logs import set_level, shown_on
 from pingpongd.model import fetch_model
 from pingpongd.notify import Notifier, feed_watchdog
 from pingpongd.reload import merge
@@ -106,14 +107,19 @@ class Daemon:
         except BaseException:
             control.close()  # else the context would wait for it for ever
             raise
-        serving = asyncio.create_task(
-            control.serve(chains, lambda number: self._status(number, chains, slab, store, control), self._drain_group)
-        )
+
+        def status(number: int) -> StatusReply:
+            return self._status(number, chains, slab, store, control)
+
+        serving = asyncio.create_task(control.serve(chains, status, self._drain_group))
         stopped = asyncio.create_task(self._stops.get())
         starting = asyncio.create_task(self._start_fleet(runtime, slab, context, chains, sweeper))
         ticking = asyncio.create_task(self._tick(chains))
         expiring = asyncio.create_task(_expire(chains))
         fed = asyncio.create_task(feed_watchdog(self._notifier, lambda: self._ticks))
+        helping = [fed]
+        if (terminal := shown_on()) is not None:
+            helping.append(asyncio.create_task(show_start(terminal, lambda: status(0))))
         _log.info(
             "daemon_started",
             instance=self._config.instance,
@@ -145,7 +151,7 @@ class Daemon:
                 await _cancelled(starting)
                 await self._stop_fleet()
                 await chains.settled()
-                await _cancelled(serving, stopped, ticking, expiring, fed)
+                await _cancelled(serving, stopped, ticking, expiring, *helping)
             finally:
                 control.close()
                 self._notifier.close()

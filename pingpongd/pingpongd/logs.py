@@ -10,13 +10,16 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import structlog
+
+from pingpongd.log_terminal import LogTerminal, log_terminal
 
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _level = logging.INFO
 _as_json = False
+_terminal: LogTerminal | None = None
 _MOST_KEYS = 1024
 """Of a RateLimit: keys come from strangers, such as a user id, and may not fill memory."""
 
@@ -28,7 +31,7 @@ def set_up_logging(level: str, form: Literal["auto", "json", "console"] = "auto"
         level: the least severe level to print, such as "info".
         form: "json", "console", or "auto": console where standard error is a terminal.
     """
-    global _as_json
+    global _as_json, _terminal
     set_level(level)
     _as_json = as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
     processors: list[structlog.typing.Processor] = [
@@ -43,10 +46,11 @@ def set_up_logging(level: str, form: Literal["auto", "json", "console"] = "auto"
         render = structlog.processors.JSONRenderer()
         if to_journal(sys.stderr, os.environ):
             render = _with_priority(render)
+    _terminal = None if as_json else log_terminal(sys.stderr)
     structlog.configure(
         processors=[*processors, render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _terminal or sys.stderr)),
         cache_logger_on_first_use=True,
     )
 
@@ -54,6 +58,11 @@ def set_up_logging(level: str, form: Literal["auto", "json", "console"] = "auto"
 def logs_json() -> bool:
     """Whether standard error is a log of JSON lines, in which nothing else should stand."""
     return _as_json
+
+
+def shown_on() -> LogTerminal | None:
+    """The terminal that a person reads the log on; None where nobody does."""
+    return _terminal
 
 
 def set_level(level: str) -> None:
