@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -80,6 +80,9 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = HANG_
 class DaemonProcess:
     """`pingpongd` as a user runs it."""
 
+    program: Sequence[str] = ("-m", "pingpongd")
+    """What Python runs."""
+
     def __init__(self, folder: Path, config: str, *arguments: str) -> None:
         self.folder = folder
         self.log = folder / "log"
@@ -90,7 +93,7 @@ class DaemonProcess:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "pingpongd", "--config", str(folder / "config.toml")),
+                    *(sys.executable, *self.program, "--config", str(folder / "config.toml")),
                     *("--runtime-dir", str(folder / "run"), *arguments),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -296,6 +296,8 @@ class Welcome(_Tagged, frozen=True):
     """Answers `Hello`: go and start the engine."""
 
     version: int = PROTOCOL_VERSION
+    at_ns: int = 0
+    """When it was sent."""
 
 
 class Prepare(_Tagged, frozen=True):
@@ -366,6 +368,8 @@ class Hello(_Tagged, frozen=True):
     pid: int
     bell: str
     """Where its doorbells ring."""
+    at_ns: int = 0
+    """When it was sent."""
 
 
 class Progress(_Value, frozen=True):
@@ -380,11 +384,20 @@ class Progress(_Value, frozen=True):
     """Of both: "bytes", "steps", "shards"; empty: no unit."""
 
 
+class Crossing(_Value, frozen=True):
+    """When a message was sent by its sender's clock, and when it came by its receiver's: shows whether they are one."""
+
+    sent_ns: int
+    received_ns: int
+
+
 class Loading(_Tagged, frozen=True):
     """A stage of the engine's start, for people to read."""
 
     stage: str
     progress: Progress | None = None
+    welcome: Crossing | None = None
+    """In the first: how the `Welcome` came."""
 
 
 class Ready(_Tagged, frozen=True):

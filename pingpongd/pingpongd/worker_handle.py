@@ -22,6 +22,7 @@ from pingpong_bus.messages import (
     WorkerState,
     WorkerStatus,
 )
+from pingpongd.clock_join import ClockBounds
 from pingpongd.config import GroupConfig
 from pingpongd.placement import GroupView, PrefixMemory
 from pingpongd.process import WorkerProcess
@@ -103,6 +104,8 @@ class Worker:
         self.rss_bytes = 0
         self.output_tokens = 0
         self.scheduler: SchedulerState | None = None
+        self.clock = ClockBounds()
+        """What is known of its clock, for every process anew."""
         self.bus = BusState()
         self.health = GroupHealth()
         self.itl = ItlSummary()
@@ -144,6 +147,7 @@ class Worker:
         self.rss_bytes, self.output_tokens, self.scheduler = 0, 0, None
         self.bus, self.itl, self.host, self.gpus, self.progress = BusState(), ItlSummary(), None, [], None
         self.kv_held_tokens = 0
+        self.clock = ClockBounds()
         self.memory.forget()
         self.watch, self.heartbeat_s = watch, heartbeat_s
         self.state, self.stage = "starting", "starting"
@@ -176,6 +180,7 @@ class Worker:
             paced=limits.decode_first,
             degraded=health.state != "healthy",
             slowdown=health.slowdown,
+            cause=health.cause,
         )
 
     def status(self) -> WorkerStatus:

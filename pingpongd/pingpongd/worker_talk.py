@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol
 
 import structlog
@@ -23,6 +24,7 @@ from pingpong_bus.messages import (
     WorkerMessage,
 )
 from pingpongd import watchdog
+from pingpongd.clock_join import ClockBounds, on_our_clock
 from pingpongd.placement import PrefixMemory
 from pingpongd.worker_handle import EndOrder, Worker
 from pingpongd.worker_link import WorkerLink
@@ -70,6 +72,7 @@ class WorkerTalk:
                 self._starts(worker, message)
             case Heartbeat():
                 self._watch.beat(worker, message)
+                _join(worker, worker.clock.received(message.at_ns, time.monotonic_ns()))
                 worker.rss_bytes, worker.output_tokens = message.rss_bytes, message.output_tokens
                 worker.scheduler = message.scheduler
             case Prepared() | RequestFailed() | PrefixCacheReset() | NextScored() | Calibrated():
@@ -77,7 +80,7 @@ class WorkerTalk:
                     worker.figures = message.figures
                 self._link.answer(worker, message)
             case _ if worker.served:
-                self._listener.hop_message(worker, message)
+                self._listener.hop_message(worker, on_our_clock(message, worker.clock.offset_ns))
             case _:
                 raise MessageError(f'{type(message).__name__} from worker "{worker.name}", which has not served yet.')
 
@@ -99,12 +102,18 @@ class WorkerTalk:
             return  # it crossed the order to end
         match message, worker.state:
             case Hello(pid=pid), "starting" if worker.process is not None and pid == worker.process.pid:
+                now = time.monotonic_ns()
+                if message.at_ns:
+                    _join(worker, worker.clock.received(message.at_ns, now))
                 worker.state = "loading"
-                self._link.send(worker, Welcome())
+                self._link.send(worker, Welcome(at_ns=now))
             case Loading(stage=stage, progress=progress), "loading":
                 if stage != worker.stage:  # how far it has come is told much more often
                     _log.info("worker_loading", worker=worker.name, stage=stage)
                 worker.stage, worker.progress = stage, progress
+                if message.welcome is not None:
+                    crossed = message.welcome
+                    _join(worker, worker.clock.answered(crossed.sent_ns, crossed.received_ns))
             case Ready(), "loading":
                 self._serves(worker, message)
             case _:
@@ -133,3 +142,15 @@ class WorkerTalk:
         worker.end(EndOrder("wait", message.message.rstrip(".")))
         if message.permanent:
             self._listener.cannot_start(worker, message)
+
+
+def _join(worker: Worker, clock: ClockBounds) -> None:
+    """Enter what is known of a worker's clock by now; said where it comes out that it is not ours."""
+    before, worker.clock = worker.clock, clock
+    if clock.offset_ns and not before.offset_ns:
+        _log.warning(
+            "worker_clock_off",
+            worker=worker.name,
+            offset_ms=round(clock.offset_ns / 1e6, 3),
+            error_ms=round(clock.error_ns / 1e6, 3),
+        )
