@@ -814,6 +814,16 @@ class HopEntry(_Value, frozen=True):
     """Of them, those that the prefix cache held then; known with its first token."""
 
 
+class OutputRead(_Value, frozen=True):
+    """An earlier agent's output in a prompt."""
+
+    agent: str
+    at: int | None
+    """Prompt tokens before it, as far as they are known; None where the prompt is tokenized as one text."""
+    tokens: int
+    """Of it, so far."""
+
+
 class AgentResult(_Value, frozen=True):
     """One agent of a `ChainResult`."""
 
@@ -852,6 +862,8 @@ class AgentResult(_Value, frozen=True):
     """Of the sampling; given by the daemon where the chain had none."""
     hops: list[HopEntry] = []
     """In order; of a chain from before the daemon's start the last one's alone."""
+    reads: list[OutputRead] = []
+    """What its prompt holds of earlier agents, in order."""
 
 
 class Prediction(_Value, frozen=True):

@@ -15,6 +15,7 @@ from pingpong_bus.messages import (
     ChainSummary,
     FinishReason,
     Literals,
+    OutputRead,
     PreparedAgent,
     ResumeEntry,
     SessionKind,
@@ -63,6 +64,8 @@ class AgentRecord:
     """Hops that it was given so far, in this life of the daemon."""
     losses: int = 0
     """Of them, those that a dying worker or engine took along."""
+    moves: int = 0
+    """Of them, those that were taken off a group whose tokens came late."""
     attempt: int = 1
     worker: str = ""
     waits_for: str = ""
@@ -116,6 +119,8 @@ class ChainRecord:
     """What keeps a chain from running that was accepted, in words: another model than the engines have, for one."""
     recovered: bool = False
     """It was accepted before the daemon's start, and had begun to run."""
+    rerouted: bool = False
+    """An agent of it runs elsewhere than planned, for its group's tokens came late."""
     started_ns: int = 0
     """When it left the queue; 0 while it waits."""
     devices: dict[str, list[str]] = field(default_factory=dict)
@@ -366,7 +371,22 @@ class ChainRecord:
             resumed=agent.resumed,
             seed=self.chain.agents[index].seed,
             hops=[hop.entry(self.submitted_ns, len(agent.output_ids)) for hop in agent.entries],
+            reads=self._reads(index),
         )
+
+    def _reads(self, index: int) -> list[OutputRead]:
+        """Where the outputs stand in an agent's prompt, as far as they are written."""
+        found: list[OutputRead] = []
+        prompt, at = self.prepared[index], 0
+        for segment in prompt.segments:
+            if isinstance(segment, Literals):
+                at += len(segment.ids)
+                continue
+            tokens = len(self.agents[segment.agent].output_ids)
+            name = self.chain.agents[segment.agent].name
+            found.append(OutputRead(agent=name, at=None if prompt.joined else at, tokens=tokens))
+            at += tokens
+        return found
 
 
 def _restored_agent(outcome: AgentOutcome, submitted_ns: int) -> AgentRecord:

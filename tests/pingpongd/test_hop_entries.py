@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chains_desk import FakeWorker, Service, advance, chain_reading
-from pingpong_bus.messages import ChainResult, DeviceState, HopEnded, HopEntry
+from pingpong_bus.messages import ChainResult, DeviceState, HopEnded, HopEntry, OutputRead
 from pingpongd.hop_record import HopRecord, restored
 
 
@@ -97,6 +97,17 @@ def test_devices_are_named_by_uuid_where_there_are_gpus(service: Service) -> Non
     number = service.submit(chain_reading([set(), {0}]), "ping-pong")
     service.settle()
     assert service.result(number).devices == {"a": ["cpu:0"], "b": ["GPU-1"]}
+
+
+def test_a_result_says_where_outputs_stand_in_a_prompt(service: Service) -> None:
+    number = service.submit(chain_reading([set(), {0}, {0, 1}]), "serial")
+    service.settle()
+    agents = service.result(number).agents
+    assert [agent.reads for agent in agents] == [
+        [],
+        [OutputRead(agent="a0", at=3, tokens=3)],
+        [OutputRead(agent="a0", at=3, tokens=3), OutputRead(agent="a1", at=6, tokens=3)],
+    ]
 
 
 def test_hops_and_devices_outlive_the_daemon(service: Service) -> None:
