@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +72,7 @@ class Publisher:
             first_index=first_index,
             ids=list(ids) if len(ids) <= MAX_BELL_IDS else [],
             state=state,
+            at_ns=time.monotonic_ns(),
         )
         self._socket.send(encode_bell(chunk), zmq.NOBLOCK)
 

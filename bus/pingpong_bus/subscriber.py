@@ -2,7 +2,8 @@
 
 A doorbell is only a hint to look; the log is the truth. Whatever happens to frames, a follower sees every token once
 and in order, at the latest `SWEEP_SECONDS` after its commit: one timer for all followers compares the commit
-words with what they saw last.
+words with what they saw last. What such a look finds first counts as repaired, unless its doorbell rings before the
+next look: then it was only on its way.
 
 The socket is a plain one, drained from the event loop's reader callback: per frame that is cheaper than
 `zmq.asyncio`, which makes a future and polls for each receive.
@@ -11,6 +12,7 @@ The socket is a plain one, drained from the event loop's reader callback: per fr
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -18,7 +20,7 @@ import zmq
 
 from pingpong_bus.codec import MAX_BELL_BYTES, bell_topic, decode_bell
 from pingpong_bus.errors import BusError, MessageError
-from pingpong_bus.messages import StreamRef
+from pingpong_bus.messages import BusState, StreamRef
 from pingpong_bus.slab import Slab, pack_word
 from pingpong_bus.token_log import LogView, TokenLogReader
 
@@ -62,6 +64,13 @@ class Subscriber:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._chunks = self._repairs = self._lag_ns = 0
+        self._unheard: set[tuple[int, int]] = set()
+        """Logs in which the latest look has found tokens without a doorbell."""
+
+    def state(self) -> BusState:
+        """What was heard so far, of other processes' logs."""
+        return BusState(chunks=self._chunks, repairs=self._repairs, lag_ms=self._lag_ns / 1e6)
 
     def connect(self, endpoint: str) -> None:
         """Hear the publisher at `endpoint`, now or whenever it appears; a second call does nothing.
@@ -172,11 +181,14 @@ class Subscriber:
 
     def _sweep(self) -> None:
         self._sweep_timer = None
+        self._repairs += len(self._unheard)
+        self._unheard.clear()
         if not self._watches or self._loop is None:
             return
-        for watches in self._watches.values():
+        for key, watches in self._watches.items():
             for watch in watches:
-                self._wake_if_moved(watch)
+                if self._wake_if_moved(watch):
+                    self._unheard.add(key)
         self._sweep_timer = self._loop.call_later(SWEEP_SECONDS, self._sweep)
 
     def _drain(self) -> None:
@@ -195,7 +207,11 @@ class Subscriber:
                 continue
             if chunk.slot >= self._slab.slots:
                 self.garbage_frames += 1
-            elif self.ring(chunk.slot, chunk.generation):
+                continue
+            self._chunks += 1
+            self._lag_ns += max(0, time.monotonic_ns() - chunk.at_ns) if chunk.at_ns else 0
+            self._unheard.discard((chunk.slot, chunk.generation))
+            if self.ring(chunk.slot, chunk.generation):
                 break  # whoever woke up goes first: to learn that the socket is empty costs a system call
         self._drain_soon()
 

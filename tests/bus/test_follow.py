@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from pingpong_bus import subscriber as subscriber_module
 from pingpong_bus.codec import MAX_BELL_BYTES, bell_topic, encode_bell
 from pingpong_bus.errors import BusError, StreamGone
-from pingpong_bus.messages import PROTOCOL_VERSION, StreamRef, TokenChunk
+from pingpong_bus.messages import PROTOCOL_VERSION, BusState, StreamRef, TokenChunk
 from pingpong_bus.publisher import Publisher
 from pingpong_bus.slab import LogState, Slab
 from pingpong_bus.subscriber import Subscriber
@@ -188,6 +189,60 @@ async def test_without_any_doorbell_the_sweep_finds_every_token(slab: Slab, subs
         seen, last = await task
         assert seen == list(range(50))
         assert last.finish_reason == "length"
+
+
+async def test_doorbells_are_counted_and_so_is_how_late_they_ring(
+    transport: Faulty, slab: Slab, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber_module, "SWEEP_SECONDS", 3600)
+    subscriber.connect(transport.endpoint)
+    stream = slab.allocate()
+    writer = TokenLogWriter(slab, stream)
+    task = asyncio.create_task(gather(subscriber, stream))
+    await transport.subscribed()
+    assert subscriber.state() == BusState()
+    now = time.monotonic_ns()
+    for index, at_ns in enumerate((now - 5_000_000, now + 3600 * 10**9, 0)):
+        writer.append([index])
+        transport.deliver(
+            encode_bell(TokenChunk(PROTOCOL_VERSION, stream.slot, stream.generation, index, [index], 1, at_ns))
+        )
+        await until(lambda count=index + 1: subscriber.state().chunks == count)  # type: ignore[misc]
+    writer.close("length")
+    subscriber.ring(stream.slot, stream.generation)
+    await task
+    state = subscriber.state()
+    assert (state.chunks, state.repairs) == (3, 0), "what a log of this very process rings is none of the bus's"
+    assert 5 <= state.lag_ms < HANG_SECONDS * 1e3, "a clock that is ahead, and a frame without a time, add nothing"
+
+
+async def test_what_is_found_without_its_doorbell_is_a_repair_unless_that_was_on_its_way(
+    transport: Faulty, slab: Slab, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber_module, "SWEEP_SECONDS", 3600)
+    subscriber.connect(transport.endpoint)
+    stream = slab.allocate()
+    writer = TokenLogWriter(slab, stream)
+    task = asyncio.create_task(gather(subscriber, stream))
+    await transport.subscribed()
+    transport.keep(stream, writer.append([0]), [0], LogState.OPEN)
+    subscriber._sweep()
+    transport.deliver(transport.frames[0])
+    await until(lambda: subscriber.state().chunks == 1)
+    subscriber._sweep()
+    assert subscriber.state().repairs == 0, "it was slower than the look, by less than a sweep"
+    await asyncio.sleep(0)
+    writer.append([1])
+    subscriber._sweep()
+    await asyncio.sleep(0)
+    assert subscriber.state().repairs == 0, "its doorbell may still ring"
+    subscriber._sweep()
+    assert subscriber.state().repairs == 1
+    writer.close("length")
+    subscriber._sweep()
+    await task
+    subscriber._sweep()
+    assert subscriber.state() == BusState(chunks=1, repairs=2)
 
 
 async def test_a_doorbell_alone_is_enough(

@@ -23,14 +23,14 @@ def after_prefills(meter: StepMeter, tokens: int, seconds: float, count: int = 1
     for _ in range(count):
         submission = meter.submitted(tokens, 0.0)
         meter.output(submission, seconds, computed=tokens - cached)
-        meter.ended(submission)
+        meter.ended(submission, 0.0)
 
 
 def after_decode(meter: StepMeter, seconds: float, count: int) -> None:
     submission = meter.submitted(1, 0.0)
     for step in range(count + 1):
         meter.output(submission, step * seconds)
-    meter.ended(submission)
+    meter.ended(submission, 0.0)
 
 
 def predicted_s(meter: StepMeter, tokens: int, *others: int) -> float:
@@ -38,7 +38,7 @@ def predicted_s(meter: StepMeter, tokens: int, *others: int) -> float:
     submissions = [meter.submitted(count, 0.0) for count in (tokens, *others)]
     predicted = meter.predicted_step_ms / 1000
     for submission in submissions:
-        meter.ended(submission)
+        meter.ended(submission, 0.0)
     return predicted
 
 
@@ -63,8 +63,8 @@ def test_outputs_count_by_their_tokens_and_at_least_once() -> None:
         steps.append(meter.steps)
     assert steps == [1, 5, 6]
     assert meter.waiting == 1
-    meter.ended(submission)
-    meter.ended(submission)
+    meter.ended(submission, 0.0)
+    meter.ended(submission, 0.0)
     assert meter.waiting == 0
 
 
@@ -77,7 +77,7 @@ def test_all_that_is_not_computed_counts() -> None:
     submission = meter.submitted(4000, 0.0)
     meter.output(submission, 4.0)
     assert meter.predicted_step_ms == pytest.approx(20, rel=0.1), "its prompt is through"
-    meter.ended(submission)
+    meter.ended(submission, 0.0)
 
 
 def test_what_the_cache_held_makes_no_engine_fast() -> None:
@@ -88,7 +88,7 @@ def test_what_the_cache_held_makes_no_engine_fast() -> None:
     for _ in range(500):  # appends, of which nobody says what was found
         submission = meter.submitted(8000, 0.0)
         meter.output(submission, 0.02)
-        meter.ended(submission)
+        meter.ended(submission, 0.0)
     assert predicted_s(meter, 8000) == cold
 
 
@@ -101,8 +101,8 @@ def test_a_prompt_that_waits_behind_others_says_nothing_of_their_speed() -> None
     for second in range(100):
         meter.output(running, second)
     meter.output(queued, 100.0, computed=100)
-    meter.ended(running)
-    meter.ended(queued)
+    meter.ended(running, 0.0)
+    meter.ended(queued, 0.0)
     assert predicted_s(meter, 8000) <= before + 1.0
 
 
@@ -140,7 +140,7 @@ def test_whatever_happens_the_numbers_make_sense(work: list[tuple[str, int, int]
             meter.output(open_ones[which % len(open_ones)], now, computed=tokens or None)
             steps += 1
         elif open_ones:
-            meter.ended(open_ones.pop(which % len(open_ones)))
+            meter.ended(open_ones.pop(which % len(open_ones)), now)
         assert meter.waiting == len(open_ones)
         assert meter.steps == steps
         assert meter.predicted_step_ms >= 0

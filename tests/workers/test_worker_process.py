@@ -64,6 +64,7 @@ from pingpong_bus.messages import (
     WorkerMessage,
 )
 from pingpong_bus.slab import LogState, Slab
+from pingpong_bus.step_times import StepTimes
 from pingpong_bus.token_log import TokenLogReader, TokenLogWriter
 from pingpong_worker.calibrator import NOISY
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
@@ -321,6 +322,36 @@ async def test_beats_tell_of_an_engine_that_stands_still(supervisor: Supervisor)
     again = HopSpec(hop="i", output=supervisor.allocate(), segments=[LITERAL], sampling=Sampling(max_tokens=3))
     await supervisor.send(StartHop(spec=again))
     await supervisor.receive(HopEnded, hop="i", state="finished")
+
+
+async def test_beats_tell_how_long_tokens_were_waited_for_and_who_belongs_to_the_worker(
+    supervisor: Supervisor,
+) -> None:
+    await supervisor.start(supervisor.config(simulated=SimulatedSettings(step_ms=20.0, row_us=0.0)))
+    first, second, reader = (supervisor.allocate() for _ in range(3))
+    sampling = Sampling(max_tokens=40, ignore_eos=True)
+    for hop, output in (("a", first), ("b", second)):
+        await supervisor.send(StartHop(spec=HopSpec(hop=hop, output=output, segments=[LITERAL], sampling=sampling)))
+    segments: list[HopSegment] = [PREFIX, StreamSegment(stream=first, expected=40), LITERAL]
+    await supervisor.send(
+        StartHop(spec=HopSpec(hop="r", output=reader, segments=segments, sampling=Sampling(max_tokens=2)))
+    )
+    for hop in ("a", "b", "r"):
+        await supervisor.receive(HopEnded, hop=hop, state="finished")
+    await supervisor.receive(Heartbeat, waiting=0)
+    beats = [message for message in supervisor.messages if isinstance(message, Heartbeat)]
+    assert set(beats[0].pids) == set(supervisor.family())
+    assert beats[0].pids[0] == supervisor.family()[0]
+    assert all(beat.loop_late_ms < HANG_S * 1e3 for beat in beats)
+    counts = [cell for beat in beats for cell in beat.step_counts]
+    assert sum(sum(cell.buckets.values()) for cell in counts) == 2 * 39 + 1, "each token but the first of each answer"
+    assert {cell.kind for cell in counts} >= {"decode", "appends"}
+    alone = StepTimes()
+    for cell in counts:
+        if cell.kind == "decode":
+            alone.merge(cell.buckets, cell.worst_ms)
+    assert alone.quantile_ms(0.5) == pytest.approx(20, rel=0.15)
+    assert beats[-1].gc_ms >= beats[0].gc_ms
 
 
 async def test_a_hop_that_reads_is_aborted_at_once_and_waits_for_nothing(supervisor: Supervisor) -> None:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from pingpong_bus.messages import Sampling, SessionKind
 from pingpong_worker.engine import OutputTokens, Session
-from pingpong_worker.step_meter import StepMeter
+from pingpong_worker.step_meter import StepMeter, Submission
 
 
 class MeteredSession:
@@ -31,20 +31,20 @@ class MeteredSession:
         """See `Session.append`."""
         self._sent += len(ids)
         self._uncomputed += len(ids)
-        submission = self._meter.submitted(self._uncomputed, time.monotonic())
+        submission = self._submitted(is_append=True)
         try:
             computed = await self._session.append(ids)
             self._meter.output(submission, time.monotonic(), computed=computed)
             self._uncomputed = 0
             return computed
         finally:
-            self._meter.ended(submission)
+            self._meter.ended(submission, time.monotonic())
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
         """See `Session.finalize`."""
         self._sent += len(ids)
         self._uncomputed += len(ids)
-        submission = self._meter.submitted(self._uncomputed, time.monotonic())
+        submission = self._submitted(is_append=False)
         try:
             async with aclosing(self._session.finalize(ids, sampling)) as outputs:
                 async for tokens in outputs:
@@ -52,11 +52,15 @@ class MeteredSession:
                     self._meter.output(submission, time.monotonic(), tokens=len(tokens.ids), computed=computed)
                     yield tokens
         finally:
-            self._meter.ended(submission)
+            self._meter.ended(submission, time.monotonic())
 
     async def abort(self) -> None:
         """See `Session.abort`."""
         await self._session.abort()
+
+    def _submitted(self, *, is_append: bool) -> Submission:
+        now = time.monotonic()
+        return self._meter.submitted(self._uncomputed, now, is_append=is_append, context=self._sent)
 
     def _computed(self, tokens: OutputTokens) -> int | None:
         """Prompt tokens that were computed for a first output; None where unknown, and for others."""

@@ -158,7 +158,14 @@ class Worker:
     async def _serve(self, surroundings: Surroundings) -> None:
         engine = surroundings.engine
         hops = Hops(surroundings, on_engine_error=lambda: pulse.check_now())
-        pulse = Pulse(engine, self._config.heartbeat_s, hops.load, surroundings.meter, self._send)
+        pulse = Pulse(
+            engine,
+            self._config.heartbeat_s,
+            hops.load,
+            surroundings.meter,
+            surroundings.subscriber.state,
+            self._send,
+        )
         # A collection of all that loading has left would stall tokens for 100 ms and more (sgl-project/sglang#9241).
         gc.collect()
         gc.freeze()

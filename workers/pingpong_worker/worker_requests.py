@@ -135,7 +135,7 @@ class Requests:
                 logprobs = await serving.engine.score(message.ids, message.tokens, grid=message.grid)
                 meter.output(submission, time.monotonic(), computed=len(message.ids))
             finally:
-                meter.ended(submission)
+                meter.ended(submission, time.monotonic())
         return NextScored(request=message.request, logprobs=logprobs)
 
 
