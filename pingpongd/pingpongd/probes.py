@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 import msgspec
+import structlog
 
 from pingpong_bus.messages import DeviceState, HostState
+from pingpong_worker.pinning import parse_device
 from pingpongd.config import JitterConfig
+from pingpongd.gpu_probe import GpuProbe
+from pingpongd.host_probe import HostProbe
+from pingpongd.nvml import Nvml, NvmlRefused, load_nvml
+from pingpongd.proc_files import descends, first_pid_namespace
+
+_log = structlog.get_logger(__name__)
+
+_SHARE: Final = 0.004
+"""Of a core: where looks take more, for many groups, they become rarer."""
+_WEIGHT: Final = 0.1
+"""Of one look in the mean of what looks take: now and then one takes longer, to find the busiest threads."""
+_STOP_S: Final = 2.0
 
 
 class ProbeSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,27 +35,71 @@ class ProbeSample(msgspec.Struct, frozen=True, kw_only=True):
     """When, by the monotonic clock; its rates are over the time since the look before."""
     host: HostState
     gpus: list[DeviceState] = []
-    """In the order of the group's devices; empty where it runs on cores, or nothing can be asked."""
+    """In the order of the group's devices; empty where it runs on cores, or NVML cannot be asked."""
+
+
+class _Watched(msgspec.Struct, frozen=True, eq=False):
+    pids: tuple[int, ...]
+    devices: tuple[str, ...]
 
 
 class Probes:
     """Looks at groups' processes and devices, every `probe_s`, in a thread of its own.
 
-    All methods return at once and may be called from any thread; nothing is read or asked on the caller's time.
+    All methods but `stop` return at once, and all may be called from any thread; nothing is read or asked on the
+    caller's time.
     """
 
-    def __init__(self, config: JitterConfig) -> None:
+    def __init__(
+        self,
+        config: JitterConfig,
+        *,
+        proc: Path = Path("/proc"),
+        nvml: Callable[[], Nvml] = load_nvml,
+        share: float = _SHARE,
+    ) -> None:
+        """Args:
+        config: how often to look.
+        proc: where the kernel's files are.
+        nvml: connects to NVML; called in the thread, once a group with GPUs is watched. Raises NvmlRefused.
+        share: of a core, what looks may take; they become rarer where they would take more.
+        """
         self._config = config
+        self._proc = proc
+        self._load_nvml = nvml
+        self._share = share
+        self._host = HostProbe(proc)
+        self._gpu: GpuProbe | None = None
+        self._tried_nvml = False
+        self._lock = threading.Lock()
+        self._watched: dict[str, _Watched] = {}
+        self._forgotten: list[str] = []
+        self._latest: dict[str, ProbeSample] = {}
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.cpu_s = 0.0
+        """CPU time that the thread has used for looks."""
 
     def start(self) -> None:
         """Begin to look; harmless where it has begun."""
+        if self._thread is None:
+            self._stopping.clear()
+            self._thread = threading.Thread(target=self._run, name="probes", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """Look no more; waits for the look under way, at most two seconds."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stopping.set()
+            self._wake.set()
+            thread.join(_STOP_S)
 
     def configure(self, config: JitterConfig) -> None:
         """Go on by another configuration."""
         self._config = config
+        self._wake.set()
 
     def watch(self, name: str, pids: Sequence[int], devices: Sequence[str]) -> None:
         """Look at this group from now on; cheap where nothing has changed, so call it at every heartbeat.
@@ -48,9 +110,92 @@ class Probes:
                 the devices then is not the group's, also where NVML's pids are those of another namespace.
             devices: as configured.
         """
+        with self._lock:
+            known = self._watched.get(name)
+            if known is not None and known.pids == tuple(pids) and known.devices == tuple(devices):
+                return
+            self._watched[name] = _Watched(tuple(pids), tuple(devices))
+        if known is None:
+            self._wake.set()
 
     def forget(self, name: str) -> None:
         """Look at it no more: its processes have ended. `latest` then has nothing of it."""
+        with self._lock:
+            self._watched.pop(name, None)
+            self._latest.pop(name, None)
+            self._forgotten.append(name)
 
     def latest(self, name: str) -> ProbeSample | None:
         """The latest look at a group; None before the first with two readings to compare."""
+        return self._latest.get(name)
+
+    def _run(self) -> None:
+        due, took = time.monotonic(), 0.0
+        while not self._stopping.is_set():
+            self._wake.wait(max(0.0, due - time.monotonic()))
+            self._wake.clear()
+            began, at, connected = time.thread_time(), time.monotonic(), self._gpu is not None
+            watched = self._take()
+            self._remember_tenants(watched)
+            if at >= due:
+                self._look(watched)
+                used = time.thread_time() - began
+                # Connecting to the driver takes some hundred milliseconds, once, and says nothing about the next look.
+                if connected or self._gpu is None:
+                    took += _WEIGHT * (used - took)
+                due = at + max(self._config.probe_s, took / self._share)
+            else:
+                due = min(due, at + self._config.probe_s)
+            self.cpu_s += time.thread_time() - began
+
+    def _take(self) -> dict[str, _Watched]:
+        """What is to be looked at; what is not any more is forgotten first."""
+        with self._lock:
+            watched = dict(self._watched)
+            forgotten, self._forgotten = self._forgotten, []
+        for name in forgotten:
+            self._host.forget(name)
+            if self._gpu is not None:
+                self._gpu.forget(name)
+        return watched
+
+    def _remember_tenants(self, watched: dict[str, _Watched]) -> None:
+        """Of groups whose engines start: who is on their devices."""
+        for name, group in watched.items():
+            if not group.pids and (gpu := self._gpu_probe(group.devices)) is not None:
+                gpu.starting(name, gpu.resolve(group.devices))
+
+    def _look(self, watched: dict[str, _Watched]) -> None:
+        self._host.begin()
+        if self._gpu is not None:
+            self._gpu.begin()
+        for name, group in watched.items():
+            if not group.pids:
+                continue
+            gpu = self._gpu_probe(group.devices)
+            host = self._host.look(name, group.pids)
+            gpus = [] if gpu is None else gpu.look(name, gpu.resolve(group.devices), group.pids)
+            if host is None:
+                continue
+            with self._lock:
+                # Not where it was forgotten meanwhile: its successor shall not begin with the last one's figures.
+                if self._watched.get(name) is group:
+                    self._latest[name] = ProbeSample(at_s=time.monotonic(), host=host, gpus=gpus)
+
+    def _gpu_probe(self, devices: Sequence[str]) -> GpuProbe | None:
+        """NVML is asked for only where a group has GPUs, and once: a driver that is not there will not come."""
+        if all(isinstance(parse_device(device), list) for device in devices):
+            return None
+        if not self._tried_nvml:
+            self._tried_nvml = True
+            try:
+                nvml = self._load_nvml()
+            except NvmlRefused as refusal:
+                _log.warning("nvml_unavailable", why=str(refusal))
+            else:
+                self._gpu = GpuProbe(
+                    nvml,
+                    same_pids=first_pid_namespace(self._proc),
+                    descends=lambda pid, family: descends(self._proc, pid, family),
+                )
+        return self._gpu
