@@ -15,7 +15,8 @@ from pingpongd.check import check
 from pingpongd.config import DaemonConfig, load_config
 from pingpongd.daemon import run_daemon
 from pingpongd.install_service import install, uninstall
-from pingpongd.logs import logs_json, set_up_logging
+from pingpongd.logs import logs_json, set_redactor, set_up_logging
+from pingpongd.redaction import redactor_of
 
 _EXIT_CODES = """\
 exit codes:
@@ -105,6 +106,7 @@ def main() -> int:
                 uninstall(options)
             case _:
                 config = _load(options)
+                set_redactor(redactor_of(config, os.environ))
                 set_up_logging(config.log_level, options.log_format)
                 faulthandler.enable()  # where it stood when the watchdog's SIGABRT, or a fault, ended it
                 run_daemon(config, lambda: _load(options))

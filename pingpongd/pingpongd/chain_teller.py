@@ -102,4 +102,11 @@ class ChainTeller:
             return
         agent.resumes_told, last = len(agent.resumed), agent.resumed[-1]
         self.event(record, "agent_resumed", index, worker=agent.worker, tokens=last.tokens, why=last.why)
-        _log.info("agent_resumed", chain=record.id, hop=agent.hop, worker=agent.worker, tokens=last.tokens)
+        _log.info(
+            "agent_resumed",
+            chain=record.id,
+            agent=record.chain.agents[index].name,
+            hop=agent.hop,
+            worker=agent.worker,
+            tokens=last.tokens,
+        )

@@ -47,7 +47,7 @@ from pingpongd.client_ledger import Client, ClientLedger, ClientLimits
 from pingpongd.connections import Connections
 from pingpongd.followers import Followers
 from pingpongd.peers import Doorkeeper, Peer, descriptor_of, peer_of
-from pingpongd.refusals import LimitedLog, Refusals
+from pingpongd.refusals import Refusals
 from pingpongd.runtime_dir import RuntimeDir
 from pingpongd.sending import bind, make_router, send_now
 
@@ -90,7 +90,6 @@ class Control:
         self._doorkeeper = doorkeeper or Doorkeeper(runtime.client_group)
         self._ledger = ClientLedger(limits)
         self._refusals = Refusals("control.sock")
-        self._refused = LimitedLog("request_refused", lines=20)
         self._socket = make_router(
             context,
             linger_ms=1000,
@@ -242,7 +241,7 @@ class Control:
         try:
             await self._handle(client, account, request, chains, status, drain)
         except PingpongError as error:
-            self._refused.warning(request=type(request).__name__, code=error.code, error=error)
+            _log.warning("request_refused", request=type(request).__name__, code=error.code, error=str(error))
             self._send(client, codec.encode(_error_reply(number, error)), refusal=True)
         except Exception:  # noqa: BLE001 - logged with its trace
             # A fault of ours: the client is told, and the daemon's log has the trace.

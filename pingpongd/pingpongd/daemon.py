@@ -26,9 +26,11 @@ from pingpongd.control import Control
 from pingpongd.devices import check_groups
 from pingpongd.fleet import Fleet
 from pingpongd.log_terminal import show_start
-from pingpongd.logs import set_level, shown_on
+from pingpongd.logs import set_level, set_redactor, shown_on, tell_suppressed
 from pingpongd.model import fetch_model
+from pingpongd.monitoring import Monitoring
 from pingpongd.notify import Notifier, feed_watchdog
+from pingpongd.redaction import redactor_of
 from pingpongd.reload import merge
 from pingpongd.runtime_dir import RuntimeDir, default_runtime_dir
 from pingpongd.store import Store, default_state_dir
@@ -87,6 +89,7 @@ class Daemon:
             RuntimeDir(path.absolute(), config.instance, config.client_group) as runtime,
             _create_slab(config) as slab,
         ):
+            self._monitoring = Monitoring(config)
             store = Store.open(state.absolute(), config.store)
             context = zmq.asyncio.Context()
             try:
@@ -95,6 +98,7 @@ class Daemon:
             finally:
                 await store.close()
                 context.term()
+                await self._monitoring.stop()
         _log.info("daemon_stopped", instance=config.instance)
 
     async def _serve(
@@ -102,7 +106,7 @@ class Daemon:
     ) -> None:
         control = Control(runtime, context)
         try:
-            self._chains = chains = Chains(self._config, slab, store, control.publish)
+            self._chains = chains = Chains(self._config, slab, store, control.publish, self._monitoring)
             chains.restore()
         except BaseException:
             control.close()  # else the context would wait for it for ever
@@ -243,6 +247,7 @@ class Daemon:
             if self._fleet is not None:
                 self._fleet.apply(reload.config)
             set_level(reload.config.log_level)
+            set_redactor(redactor_of(reload.config, os.environ))
             _log.info("config_reloaded", changed=reload.changed, needs_restart=reload.needs_restart)
         if self._ready:
             self._notifier.ready()
@@ -252,6 +257,7 @@ class Daemon:
         while True:
             self._ticks += 1
             chains.tick()
+            tell_suppressed()
             self._notifier.status(self._status_line(chains))
             if self._draining or not self._ready:
                 self._notifier.extend(_GRACE_SECONDS)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import structlog
 
+from pingpongd.logs import redacted
+
 _log = structlog.get_logger()
 _KEPT_FILES = 20
 
@@ -37,11 +39,12 @@ def warn_of_folder(folder: Path | None) -> None:
 def keep_last_words(folder: Path, worker: str, why: str, lines: Sequence[str]) -> None:
     """Write ``worker-NAME-TIME.log``, readable for this user alone, and drop the oldest such files.
 
-    A folder that cannot be written costs a warning in the log and nothing else.
+    Secrets and long quotations are left out, as in the log. A folder that cannot be written costs a warning there and
+    nothing else.
     """
     time = datetime.now(UTC)
     path = folder / f"worker-{worker}-{time:%Y%m%dT%H%M%S.%fZ}.log"
-    text = "\n".join([f"{time.isoformat()} {why}", *lines, ""])
+    text = "\n".join([f"{time.isoformat()} {redacted(why)}", *map(redacted, lines), ""])
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,5 +1,7 @@
 """Logging: one JSON object a line on standard error, by structlog; on a terminal, lines for people.
 
+`log_catalogue.py` has all events, with their limits; `redaction.py` says what may not stand in a line.
+
 Where standard error is the journal's, each line begins with its priority (sd-daemon(3)), which the journal takes off:
 `journalctl -p warning` then shows warnings and worse, and what is stored is the JSON alone.
 """
@@ -9,19 +11,27 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Literal, TextIO, cast
 
+import msgspec
 import structlog
 
+from pingpong_bus.log_records import Record, event_name
+from pingpongd.log_catalogue import EVENTS
+from pingpongd.log_limits import EventLimits
 from pingpongd.log_terminal import LogTerminal, log_terminal
+from pingpongd.redaction import Redactor
+
+_log = structlog.get_logger()
 
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+_OURS = frozenset({"event", "level", "timestamp"})
 _level = logging.INFO
 _as_json = False
 _terminal: LogTerminal | None = None
-_MOST_KEYS = 1024
-"""Of a RateLimit: keys come from strangers, such as a user id, and may not fill memory."""
+_limits = EventLimits()
+_redactor = Redactor()
 
 
 def set_up_logging(level: str, form: Literal["auto", "json", "console"] = "auto") -> None:
@@ -38,8 +48,10 @@ def set_up_logging(level: str, form: Literal["auto", "json", "console"] = "auto"
         structlog.processors.add_log_level,
         _drop_below_level,
         structlog.contextvars.merge_contextvars,
+        _limits,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        _redact,
     ]
     render: structlog.typing.Processor = structlog.dev.ConsoleRenderer()
     if as_json:
@@ -71,6 +83,33 @@ def set_level(level: str) -> None:
     _level = logging.getLevelNamesMapping()[level.upper()]
 
 
+def set_redactor(redactor: Redactor) -> None:
+    """Change what may not stand in the log, for loggers that are in use, too."""
+    global _redactor
+    _redactor = redactor
+
+
+def redacted(text: str) -> str:
+    """A text as it may stand in a log."""
+    return _redactor.text(text)
+
+
+def log_record(record: Record) -> None:
+    """Write a line that reports are made from, at its level."""
+    event = event_name(record)
+    getattr(_log, EVENTS[event].levels[0])(event, **msgspec.structs.asdict(record))
+
+
+def tell_suppressed() -> None:
+    """Write how many lines were held back that no later line of their event has told of; to be called now and then."""
+    for event, count in _limits.settle().items():
+        _log.info("lines_suppressed", of=event, count=count)
+
+
+def _redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {name: value if name in _OURS else _redactor.value(value) for name, value in event.items()}
+
+
 def _drop_below_level(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Not structlog's own filter, which is part of a logger's class: loggers in use keep theirs."""
     if logging.getLevelNamesMapping()[event["level"].upper()] < _level:
@@ -97,41 +136,3 @@ def _with_priority(render: structlog.typing.Processor) -> structlog.typing.Proce
         return f"<{priority}>{render(logger, name, event)!s}"
 
     return prefixed
-
-
-class RateLimit:
-    """Lets an event through so many times a second for each key, and counts what it holds back.
-
-    ::
-
-        held = limit.pass_through("bad_frame", peer)
-        if held is not None:
-            _log.warning("bad_frame", peer=peer, suppressed=held)
-
-    Args:
-        per_s: events a second and key, in the long run; up to `burst` come at once.
-        clock: seconds that only grow, such as `time.monotonic`.
-        burst: events that a key has saved up after a pause.
-    """
-
-    def __init__(self, per_s: float, clock: Callable[[], float], *, burst: int = 5) -> None:
-        self._per_s = per_s
-        self._clock = clock
-        self._burst = burst
-        self._buckets: dict[tuple[object, ...], tuple[float, float, int]] = {}
-        """By key, the one that was used last at the end: tokens left, when that was, and events held back since."""
-
-    def pass_through(self, *key: object) -> int | None:
-        """Ask for one event.
-
-        Returns:
-            How many of this key were held back since the last that passed; None: hold this one back.
-        """
-        now = self._clock()
-        tokens, then, held = self._buckets.pop(key, (float(self._burst), now, 0))
-        tokens = min(self._burst, tokens + (now - then) * self._per_s)
-        passes = tokens >= 1
-        self._buckets[key] = (tokens - 1, now, 0) if passes else (tokens, now, held + 1)
-        if len(self._buckets) > _MOST_KEYS:
-            del self._buckets[next(iter(self._buckets))]
-        return held if passes else None

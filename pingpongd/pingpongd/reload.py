@@ -15,6 +15,7 @@ CHANGEABLE = frozenset(
         "exactness",
         "log_dir",
         "log_level",
+        "log_prompts",
         "log_worker_output",
         "max_queued",
         "restart",

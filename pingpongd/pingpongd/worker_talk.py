@@ -45,6 +45,9 @@ class TalkListener(Protocol):
     def hop_message(self, worker: Worker, message: WorkerMessage) -> None:
         """A worker reports on one of its hops."""
 
+    def beat(self, worker: Worker, message: Heartbeat) -> None:
+        """A worker's heartbeat has been taken."""
+
 
 class WorkerTalk:
     """Takes the messages of all workers."""
@@ -75,6 +78,7 @@ class WorkerTalk:
                 _join(worker, worker.clock.received(message.at_ns, time.monotonic_ns()))
                 worker.rss_bytes, worker.output_tokens = message.rss_bytes, message.output_tokens
                 worker.scheduler = message.scheduler
+                self._listener.beat(worker, message)
             case Prepared() | RequestFailed() | PrefixCacheReset() | NextScored() | Calibrated():
                 if isinstance(message, Calibrated):
                     worker.figures = message.figures
@@ -129,6 +133,7 @@ class WorkerTalk:
         _log.info(
             "worker_ready",
             worker=worker.name,
+            devices=worker.group.devices,
             engine=limits.engine,
             model=limits.model,
             max_model_len=limits.max_model_len,

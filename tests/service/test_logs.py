@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pingpongd.logs import RateLimit, to_journal
+from pingpongd.log_limits import EventLimits, RateLimit
+from pingpongd.logs import to_journal
 
 LOGGING = """
 import os, sys, structlog
@@ -36,9 +38,39 @@ log.critical("over")
 """
 
 
-def logged(where: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", LOGGING, where], capture_output=True, text=True, check=True)
+FLOOD = """
+import sys, structlog
+from pingpong_bus.log_records import DecodeJitterCause
+from pingpongd.logs import log_record, set_redactor, set_up_logging, tell_suppressed
+from pingpongd.redaction import Redactor
+set_up_logging("info", "json")
+log = structlog.get_logger()
+for number in range(100_000):
+    log.warning("frame_refused", socket="control", why=f"garbage {number}", peer=None)
+log.warning("frame_refused", socket="workers", why="other", peer=None)
+tell_suppressed()
+log.error("worker_died", worker="a", why="HF_TOKEN=abcdef123", last_lines=["prompt: 'my knee'"])
+set_redactor(Redactor(prompts=True))
+log.error("worker_died", worker="a", why="HF_TOKEN=abcdef123", last_lines=["prompt: 'my knee'"])
+log_record(
+    DecodeJitterCause(episode="e", worker="a", cause="unknown", was="cpu_starvation", why="?", evidence={"x": 1})
+)
+"""
+
+
+def logged(where: str, program: str = LOGGING) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", program, where], capture_output=True, text=True, check=True)
     return done.stderr.splitlines()
+
+
+def test_lines_are_limited_by_event_and_key_and_secrets_and_prompts_are_left_out() -> None:
+    first, other, guarded, asked, record = [json.loads(line) for line in logged("elsewhere", FLOOD)]
+    assert (first["why"], first["socket"], other["socket"]) == ("garbage 0", "control", "workers")
+    assert "suppressed" not in first
+    assert (guarded["why"], guarded["last_lines"]) == ("HF_TOKEN=***", ["prompt: <9 characters>"])
+    assert (asked["why"], asked["last_lines"]) == ("HF_TOKEN=***", ["prompt: 'my knee'"])
+    assert (record["event"], record["level"], record["cause"]) == ("decode_jitter_cause", "warning", "unknown")
+    assert record["evidence"] == {"x": 1}
 
 
 def test_each_line_is_json_and_the_level_can_change() -> None:
@@ -103,6 +135,39 @@ def test_a_limit_is_kept_and_forgets_nothing(pauses: list[float], per_s: float, 
     assert len(passed) <= burst + clock.now * per_s + 1e-6
     held_since = len(answers) - 1 - max(index for index, answer in enumerate(answers) if answer is not None)
     assert sum(passed) + len(passed) + held_since == len(pauses)
+
+
+def refused(limits: EventLimits, socket: str) -> int | None:
+    """How many lines were held back before this one; None where it is, too."""
+    try:
+        line = limits(None, "warning", {"event": "frame_refused", "socket": socket})
+    except structlog.DropEvent:
+        return None
+    return int(line.get("suppressed", 0))
+
+
+def test_what_was_held_back_is_told_once() -> None:
+    clock = Clock()
+    limits = EventLimits(clock)
+    assert [refused(limits, "control") for _ in range(4)] == [0, None, None, None]
+    assert refused(limits, "workers") == 0
+    assert limits.settle() == {}  # a line may still come that tells
+    clock.now = 11.0
+    assert refused(limits, "control") == 3
+    assert [refused(limits, "control") for _ in range(2)] == [None, None]
+    assert limits.settle() == {}
+    clock.now = 30.0
+    assert limits.settle() == {"frame_refused": 2}
+    assert limits.settle() == {}
+    assert refused(limits, "control") == 0
+
+
+def test_lines_held_back_of_keys_that_were_forgotten_are_told() -> None:
+    limit = RateLimit(0.001, Clock(), burst=1)
+    assert [limit.pass_through("first") for _ in range(4)] == [0, None, None, None]
+    for key in range(2000):
+        limit.pass_through(key)
+    assert limit.settle() == 3
 
 
 @pytest.mark.parametrize("keys", [10_000])
