@@ -26,6 +26,7 @@ from pingpongd.exactness import unkept
 from pingpongd.explaining import Explainer
 from pingpongd.fleet import Fleet
 from pingpongd.intake import PATIENCE_S, Intake, reads_of
+from pingpongd.monitoring import ChainObserver
 from pingpongd.recalibration import Recalibration
 from pingpongd.store import KeyTaken, Store
 from pingpongd.stored import Job, LiveChain
@@ -39,14 +40,23 @@ _TURN_S = 0.05
 class Chains:
     """Every chain that the daemon knows; those that have ended are in the store alone."""
 
-    def __init__(self, config: DaemonConfig, slab: Slab, store: Store, publish: Callable[[ChainEvent], None]) -> None:
+    def __init__(
+        self,
+        config: DaemonConfig,
+        slab: Slab,
+        store: Store,
+        publish: Callable[[ChainEvent], None],
+        observer: ChainObserver | None = None,
+    ) -> None:
         """Args:
         config: the daemon's.
         slab: where token logs are.
         store: where chains are kept.
         publish: called with every event of every chain.
+        observer: hears of beginnings and ends.
         """
         self.config = config
+        self._observer = observer
         self.runs = ChainRuns(config, slab, publish, self)
         self.idle = asyncio.Event()
         """Set while no chain runs; others may be waiting."""
@@ -174,6 +184,8 @@ class Chains:
             exactness=checked.exact.level,
             grid=checked.exact.grid,
         )
+        if self._observer is not None:
+            self._observer.chain_accepted()
         self._enqueue(record)
         return chain_id
 
@@ -217,7 +229,7 @@ class Chains:
         return result if fetched else _without_prompts(result)
 
     async def summaries(self, limit: int) -> list[ChainSummary]:
-        """A line for every live chain, and for the latest of those that have ended; the newest last."""
+        """A line for every live chain, and for the latest of those that have ended, `limit` in all; the newest last."""
         now, wall = time.monotonic_ns(), time.time()
         ended = [
             ChainSummary(
@@ -233,8 +245,9 @@ class Chains:
             )
             for entry in await self._store.list(limit)
         ]
-        live = [record.summary(now) for record in self._records.values()]
-        return sorted([*ended, *live], key=lambda summary: -summary.age_s)[-limit:]
+        live = [record.summary(now) for record in self._records.values()][-limit:]
+        ended = ended[max(0, len(ended) + len(live) - limit) :]  # a long one that runs is not lost among them
+        return sorted([*ended, *live], key=lambda summary: -summary.age_s)
 
     def cancel(self, chain: str, why: str = "cancelled") -> None:
         """End a chain; nothing happens to one that has ended.
@@ -328,6 +341,7 @@ class Chains:
                 self._queue.remove(record.id)
                 why = f"its deadline of {record.options.deadline_s:g} s has passed"
                 self.runs.apply(record, FailAsked(why))
+        self.runs.look_at_health()
         self.start_waiting()
         if self.runs.room.fleet is not None and not self._intake.closed:
             self._recalibration.tick(self.runs.room.fleet)
@@ -379,7 +393,10 @@ class Chains:
         if not self._running:
             self.idle.set()
         # The store has it from here on, in this very step: nobody finds the chain in neither place.
-        kept = self._store.ended(record.id, record.result(prompt_ids=True), time.time())
+        result = record.result(prompt_ids=True)
+        kept = self._store.ended(record.id, result, time.time())
+        if self._observer is not None:
+            self._observer.chain_ended(record.job, record.state.upstreams, result)
         task = asyncio.create_task(self._tell_end(record, error, kept), name=f"end of {record.id}")
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)

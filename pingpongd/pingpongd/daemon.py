@@ -17,14 +17,14 @@ import structlog
 import zmq.asyncio
 
 from pingpong_bus.errors import ConfigError, Overloaded, PingpongError, SlabFull, UsageError
-from pingpong_bus.messages import Progress, StatusReply
+from pingpong_bus.messages import Heartbeat, Progress, StatusReply
 from pingpong_bus.slab import Slab
 from pingpongd.chains import Chains
 from pingpongd.config import DaemonConfig
 from pingpongd.connections import raise_descriptor_limit
 from pingpongd.control import Control
 from pingpongd.devices import check_groups
-from pingpongd.fleet import Fleet
+from pingpongd.fleet import Fleet, Worker
 from pingpongd.log_terminal import show_start
 from pingpongd.logs import set_level, set_redactor, shown_on, tell_suppressed
 from pingpongd.model import fetch_model
@@ -64,6 +64,7 @@ class Daemon:
         """Whether a second signal has come."""
         self._fleet: Fleet | None = None
         self._chains: Chains | None = None
+        self._monitoring: Monitoring | None = None
         self._progress: Progress | None = None
         """Of what is done before there are workers."""
         self._notifier = Notifier()
@@ -89,16 +90,18 @@ class Daemon:
             RuntimeDir(path.absolute(), config.instance, config.client_group) as runtime,
             _create_slab(config) as slab,
         ):
-            self._monitoring = Monitoring(config)
             store = Store.open(state.absolute(), config.store)
             context = zmq.asyncio.Context()
             try:
+                self._monitoring = Monitoring(config)
+                self._monitoring.start()
                 async with Sweeper(runtime) as sweeper:
                     await self._serve(runtime, slab, store, context, sweeper)
             finally:
                 await store.close()
                 context.term()
-                await self._monitoring.stop()
+                if self._monitoring is not None:
+                    await self._monitoring.stop()
         _log.info("daemon_stopped", instance=config.instance)
 
     async def _serve(
@@ -118,7 +121,7 @@ class Daemon:
         serving = asyncio.create_task(control.serve(chains, status, self._drain_group))
         stopped = asyncio.create_task(self._stops.get())
         starting = asyncio.create_task(self._start_fleet(runtime, slab, context, chains, sweeper))
-        ticking = asyncio.create_task(self._tick(chains))
+        ticking = asyncio.create_task(self._tick(chains, lambda: status(0)))
         expiring = asyncio.create_task(_expire(chains))
         fed = asyncio.create_task(feed_watchdog(self._notifier, lambda: self._ticks))
         helping = [fed]
@@ -173,6 +176,7 @@ class Daemon:
             model = config.model
         config = self._config  # it may have been read again meanwhile
         self._fleet = Fleet(config, model, runtime, slab, context, chains.runs, sweeper)
+        self._fleet.beat_listeners.append(self._beat)
         await self._fleet.start()
         chains.serve(self._fleet)  # only now: a chain that came earlier would find half of the groups
         return self._fleet
@@ -248,20 +252,31 @@ class Daemon:
                 self._fleet.apply(reload.config)
             set_level(reload.config.log_level)
             set_redactor(redactor_of(reload.config, os.environ))
+            if self._monitoring is not None:
+                self._monitoring.apply(reload.config)
             _log.info("config_reloaded", changed=reload.changed, needs_restart=reload.needs_restart)
         if self._ready:
             self._notifier.ready()
 
-    async def _tick(self, chains: Chains) -> None:
+    async def _tick(self, chains: Chains, status: Callable[[], StatusReply]) -> None:
         """What has to be done again and again: deadlines, the service manager's status line and patience."""
         while True:
             self._ticks += 1
             chains.tick()
             tell_suppressed()
+            if self._monitoring is not None:
+                self._monitoring.tick(status, self._overdue_s)
             self._notifier.status(self._status_line(chains))
             if self._draining or not self._ready:
                 self._notifier.extend(_GRACE_SECONDS)
             await asyncio.sleep(_TICK_SECONDS)
+
+    def _overdue_s(self) -> dict[str, float]:
+        return self._fleet.overdue_s() if self._fleet is not None else {}
+
+    def _beat(self, worker: Worker, message: Heartbeat) -> None:
+        if self._monitoring is not None:
+            self._monitoring.beat(worker.name, worker.number, message)
 
     @property
     def _state(self) -> Literal["starting", "ready", "degraded", "draining"]:

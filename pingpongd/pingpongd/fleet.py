@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -14,6 +14,7 @@ from pingpong_bus.chain import Chain
 from pingpong_bus.errors import ConfigError, EngineError, Overloaded, PingpongError
 from pingpong_bus.messages import (
     Calibrate,
+    Heartbeat,
     NextScored,
     Prepare,
     Prepared,
@@ -104,6 +105,8 @@ class Fleet:
             for worker in self.workers.values()
         }
         self._watch = WorkerWatch(list(self.workers.values()), lambda: self._config, self.too_slow)
+        self.beat_listeners: list[Callable[[Worker, Heartbeat], None]] = []
+        """Called with every heartbeat, once it has been taken."""
         self._stopping = False
         self._life_tasks: list[asyncio.Task[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -306,6 +309,15 @@ class Fleet:
     def hop_message(self, worker: Worker, message: WorkerMessage) -> None:
         """A worker reports on one of its hops."""
         self._listener.hop_message(worker, message)
+
+    def beat(self, worker: Worker, message: Heartbeat) -> None:
+        """A worker's heartbeat has been taken."""
+        for listener in self.beat_listeners:
+            listener(worker, message)
+
+    def overdue_s(self) -> dict[str, float]:
+        """By how much groups that serve are past what the watchdog allows; it replaces them before long."""
+        return {worker.name: self._watch.overdue_s(worker) for worker in self.ready}
 
     def cannot_start(self, worker: Worker, failure: WorkerFailed) -> None:
         """No start of a worker can work; it may take its time to end, and the others need not go on loading."""

@@ -113,11 +113,18 @@ def look(state: Serving, rules: Rules, now: float) -> tuple[Serving, str]:
     silent_s = now - heard_at
     if silent_s > rules.silence_s:
         return state, f"no heartbeat for {silent_s:.1f} s"
-    if state.stalled_s > max(rules.stall_s, _STEPS_OVERDUE * state.step_s):
+    if state.stalled_s > _longest_stall_s(state, rules):
         what = "1 submission has" if state.waiting == 1 else f"{state.waiting} submissions have"
         predicted = f"; one should take {state.step_s:.1g} s" if state.step_s else ""
         return state, f"{what} waited {state.stalled_s:.0f} s for a step{predicted}"
     return state, ""
+
+
+def overdue_s(state: Serving, rules: Rules, now: float) -> float:
+    """For how long a worker that serves has been past what `look` allows; 0 while it is not."""
+    silent_s = now - state.heard_at - rules.silence_s
+    stalled_s = state.stalled_s - _longest_stall_s(state, rules)
+    return max(0.0, silent_s, stalled_s)
 
 
 def look_at_start(state: Starting, rules: Rules, now: float, *, stopped: bool) -> tuple[Starting, str]:
@@ -139,6 +146,10 @@ def look_at_start(state: Starting, rules: Rules, now: float, *, stopped: bool) -
     if now - since > rules.start_s:
         return state, f"it did not start within {rules.start_s:g} s"
     return state, ""
+
+
+def _longest_stall_s(state: Serving, rules: Rules) -> float:
+    return max(rules.stall_s, _STEPS_OVERDUE * state.step_s)
 
 
 def _missed_s(looked_at: float, rules: Rules, now: float) -> float:

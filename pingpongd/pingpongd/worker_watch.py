@@ -46,6 +46,12 @@ class WorkerWatch:
         watch, now = worker.watch, asyncio.get_running_loop().time()
         return isinstance(watch, watchdog.Serving) and now - watch.heard_at < 2 * worker.heartbeat_s
 
+    def overdue_s(self, worker: Worker) -> float:
+        """For how long a worker that serves should have been judged hung, and stands: 0 where all is well."""
+        if not isinstance(worker.watch, watchdog.Serving):
+            return 0.0
+        return watchdog.overdue_s(worker.watch, self._rules(worker), asyncio.get_running_loop().time())
+
     async def serving(self) -> None:
         """Look at the heartbeats of the workers that serve, for ever."""
         loop = asyncio.get_running_loop()

@@ -1,0 +1,194 @@
+"""What others see of a running daemon: metrics and health over HTTP, and spans of its chains.
+
+The event loop tells it what happens, and waits for nothing. What is not configured is not imported: a daemon without
+`[http]` and `[traces]` needs neither library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+
+from pingpong_bus.errors import ConfigError
+from pingpong_bus.messages import ChainResult, Heartbeat, StatusReply
+from pingpongd.config import DaemonConfig
+from pingpongd.health import GroupPulse, Health, Pulse, judge
+from pingpongd.http_server import HttpServer, Reply
+from pingpongd.stored import Job
+from pingpongd.trace_spans import TracedChain
+
+if TYPE_CHECKING:
+    from pingpongd.metrics import Metrics
+    from pingpongd.traces import Traces
+
+_log = structlog.get_logger()
+_ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class ChainObserver(Protocol):
+    """Who hears of chains' beginnings and ends; may neither wait nor fail."""
+
+    def chain_accepted(self) -> None:
+        """A chain was accepted."""
+
+    def chain_ended(self, job: Job, reads: Sequence[Sequence[int]], result: ChainResult) -> None:
+        """A chain has ended; `reads` has the agents that each agent reads from."""
+
+
+class Monitoring:
+    """Everything that is configured of it; a `ChainObserver`."""
+
+    def __init__(self, config: DaemonConfig) -> None:
+        """Bind the port, and look whether there is all that the configuration needs.
+
+        Raises:
+            ConfigError: a library is missing, or the address cannot be had.
+        """
+        self._texts = config.log_prompts
+        self._pulse = Pulse("starting")
+        self._ticked_at = time.monotonic()
+        self._metrics = _metrics() if config.http.listen is not None else None
+        self._traces = _traces(config)
+        self._server: HttpServer | None = None
+        if config.http.listen is not None:
+            pages = {"/metrics": self._metrics_page, "/healthz": self._live_page, "/readyz": self._ready_page}
+            self._server = HttpServer(config.http.listen, pages)
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where it serves pages."""
+        return self._server.address if self._server is not None else None
+
+    def start(self) -> None:
+        """Begin to answer."""
+        if self._server is not None:
+            self._server.start()
+            host, port = self._server.address
+            _log.info("http_serving", host=host, port=port)
+
+    async def stop(self) -> None:
+        """Send the spans that wait, for some seconds at most, and give the port back."""
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.stop)
+
+    def apply(self, config: DaemonConfig) -> None:
+        """Take a configuration that was read again: `log_prompts`."""
+        self._texts = config.log_prompts
+
+    def tick(self, status: Callable[[], StatusReply], overdue: Callable[[], dict[str, float]]) -> None:
+        """The event loop lives; called once a second.
+
+        Args:
+            status: makes the daemon's status.
+            overdue: says by how many seconds which group should have made a step.
+        """
+        self._ticked_at = time.monotonic()
+        if self._metrics is None:
+            return
+        found, late = status(), overdue()
+        groups = tuple(GroupPulse(it.name, it.state, late.get(it.name, 0.0)) for it in found.workers)
+        error = found.store.error if found.store is not None else ""
+        self._pulse = Pulse(found.state, groups, found.progress.stage if found.progress else "", error)
+        self._metrics.tick(found, self._traces.dropped if self._traces is not None else None)
+
+    def beat(self, worker: str, number: int, message: Heartbeat) -> None:
+        """A worker's heartbeat; `number` is of its start."""
+        if self._metrics is not None:
+            self._metrics.beat(worker, number, message)
+
+    def chain_accepted(self) -> None:
+        """See `ChainObserver`."""
+        if self._metrics is not None:
+            self._metrics.chain_accepted()
+
+    def chain_ended(self, job: Job, reads: Sequence[Sequence[int]], result: ChainResult) -> None:
+        """See `ChainObserver`."""
+        if self._metrics is not None:
+            self._metrics.chain_ended(result)
+        if self._traces is not None:
+            self._traces.chain_ended(
+                TracedChain(
+                    chain=job.chain,
+                    result=result,
+                    reads=reads,
+                    model=job.model,
+                    submitted_ns=int(job.submitted_at * 1e9),
+                    ended_ns=time.time_ns(),
+                    traceparent=job.options.traceparent,
+                    texts=self._texts,
+                )
+            )
+
+    # --------------------------------------------------------------------------------------------------- in a thread
+
+    def health(self) -> Health:
+        """How the daemon is, judged now; may be called by any thread."""
+        return judge(self._pulse, time.monotonic() - self._ticked_at)
+
+    def _metrics_page(self, accept: str) -> Reply:
+        assert self._metrics is not None  # noqa: S101 - pages are served only with metrics
+        content_type, body = self._metrics.render(accept)
+        return Reply(HTTPStatus.OK, content_type, body)
+
+    def _live_page(self, accept: str) -> Reply:  # noqa: ARG002 - it has one form
+        health = self.health()
+        return _health_page(health, fine=health.live)
+
+    def _ready_page(self, accept: str) -> Reply:  # noqa: ARG002 - it has one form
+        health = self.health()
+        return _health_page(health, fine=health.ready)
+
+
+def _health_page(health: Health, *, fine: bool) -> Reply:
+    status = HTTPStatus.OK if fine else HTTPStatus.SERVICE_UNAVAILABLE
+    return Reply(status, "application/json", msgspec.json.encode(health) + b"\n")
+
+
+def _metrics() -> Metrics:
+    try:
+        from pingpongd.metrics import Metrics
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"it takes prometheus-client, which is not installed ({error.name} is missing).",
+            field="http.listen",
+            hint="Run `pip install 'pingpongd[metrics]'`, or take the key out.",
+        ) from None
+    return Metrics()
+
+
+def _traces(config: DaemonConfig) -> Traces | None:
+    """None where no endpoint is named; the configuration's goes before the environment's."""
+    endpoint = config.traces.endpoint
+    named = next((os.environ[name] for name in _ENDPOINT_VARIABLES if os.environ.get(name)), None)
+    if (endpoint or named) is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
+        raise ConfigError(
+            f'"{endpoint}" is no http or https address.',
+            field="traces.endpoint",
+            hint="Name an OTLP/HTTP endpoint, such as http://127.0.0.1:4318.",
+        )
+    try:
+        from pingpongd.traces import Traces, otlp_exporter
+
+        exporter = otlp_exporter(endpoint)
+    except ModuleNotFoundError as error:
+        what = f"it takes OpenTelemetry's SDK and its OTLP/HTTP exporter, and {error.name} is not installed."
+        hint = "Run `pip install 'pingpongd[traces]'`."
+        if endpoint is None:  # the variable may have been meant for others
+            _log.warning("traces_off", reason=f"{what} {hint}")
+            return None
+        raise ConfigError(what, field="traces.endpoint", hint=hint) from None
+    _log.info("traces_on", host=urlsplit(endpoint or named or "").hostname)
+    return Traces(exporter, instance=config.instance, version=version("pingpongd"))

@@ -1,0 +1,272 @@
+"""The spans of a chain that has ended, by OpenTelemetry's conventions for generative AI. Pure; `traces.py` sends them.
+
+::
+
+    invoke_workflow CHAIN                     submission to last token
+    ├── queue                                 until its turn
+    └── invoke_agent AGENT                    from its first hop's start; linked to the agents that it reads
+        ├── append                            one read-ahead prefill
+        ├── hop WORKER                        only where it was lost or moved: one for each
+        └── chat MODEL                        prompt complete to last token; event "first_token"
+
+The conventions are in development. The names are those of version 1.41; version 0.1 of the conventions' own repository
+has a workflow's name in `gen_ai.agent.name`, so both are set. Unless `texts` are asked for, no span holds anything of
+a prompt, an input or an output; nor stop strings, nor errors' sentences, which may quote them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from pingpong_bus.chain import Agent, Chain
+from pingpong_bus.messages import AgentResult, ChainResult
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
+PROVIDER: Final = "pingpong"
+"""Who answers: none of the well-known names stands for an engine of one's own."""
+MOST_APPENDS: Final = 64
+"""Appends of one agent that get a span; of more, the first ones and the last."""
+
+Value = str | int | float | bool | Sequence[str]
+
+
+class SpanEvent(msgspec.Struct, frozen=True):
+    """A moment in a span."""
+
+    name: str
+    at_ns: int
+
+
+class SpanPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A span; times in ns since the epoch."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    parent: int | None
+    """Which of the spans before it in the list; None: whatever the chain was submitted from."""
+    attributes: dict[str, Value] = {}
+    events: list[SpanEvent] = []
+    links: list[int] = []
+    """Spans before it in the list that it reads from."""
+    error: str = ""
+    """A class of errors; empty where it went well."""
+    error_text: str = ""
+
+
+class TracedChain(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain that has ended, with all that its spans tell."""
+
+    chain: Chain
+    """As submitted."""
+    result: ChainResult
+    reads: Sequence[Sequence[int]]
+    """For each agent, the indices of the agents that it reads from."""
+    model: str
+    submitted_ns: int
+    """Since the epoch."""
+    ended_ns: int
+    traceparent: str | None = None
+    """W3C trace context of whoever submitted it."""
+    texts: bool = False
+    """Tell prompts and outputs."""
+
+    def at(self, ms: float | None) -> int:
+        """A moment that is given in ms since the submission; the chain's end for what never came."""
+        return self.ended_ns if ms is None else self.submitted_ns + int(ms * 1e6)
+
+
+def spans_of(traced: TracedChain) -> list[SpanPlan]:
+    """All spans of a chain, each after its parent and those that it is linked to."""
+    result = traced.result
+    plans = [_chain_span(traced)]
+    if result.started_ms is not None:
+        end_ns = traced.at(result.started_ms)
+        plans.append(SpanPlan(name="queue", start_ns=traced.submitted_ns, end_ns=end_ns, parent=0))
+    spans: dict[int, int] = {}
+    """Of the agents that ran."""
+    for index, found in enumerate(result.agents):
+        began_ms = _began_ms(found)
+        if began_ms is None:
+            continue
+        links = [spans[upstream] for upstream in traced.reads[index] if upstream in spans]
+        spans[index] = own = len(plans)
+        plans.append(_agent_span(traced, index, began_ms, links))
+        plans += _append_spans(traced, found, own)
+        if len(found.hops) > 1:
+            plans += _hop_spans(traced, found, own)
+        if found.finalized_ms is not None:
+            plans.append(_answer_span(traced, index, found.finalized_ms, own))
+    return plans
+
+
+def _chain_span(traced: TracedChain) -> SpanPlan:
+    chain, result = traced.chain, traced.result
+    last_ms = max((agent.last_token_ms or 0.0 for agent in result.agents), default=0.0)
+    finished = result.state == "finished" and last_ms > 0
+    optional: dict[str, Value | None] = {
+        "pingpong.chain.placement": result.placement,
+        "pingpong.chain.predicted_ms": result.predicted_ms,
+        "pingpong.chain.why": result.why,
+    }
+    attributes: dict[str, Value] = {
+        "gen_ai.operation.name": "invoke_workflow",
+        "gen_ai.workflow.name": chain.name,
+        "gen_ai.agent.name": chain.name,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": traced.model,
+        "gen_ai.usage.input_tokens": sum(agent.prompt_tokens for agent in result.agents),
+        "gen_ai.usage.output_tokens": sum(agent.output_tokens for agent in result.agents),
+        "pingpong.chain.id": result.id,
+        "pingpong.chain.state": result.state,
+        "pingpong.chain.exactness": result.exactness,
+        "pingpong.chain.resumed": result.resumed,
+    }
+    return SpanPlan(
+        name=f"invoke_workflow {chain.name}",
+        start_ns=traced.submitted_ns,
+        end_ns=traced.at(last_ms if finished else None),
+        parent=None,
+        attributes=attributes | {name: value for name, value in optional.items() if value},
+        error=_error(result.state),
+        error_text=result.error if traced.texts else "",
+    )
+
+
+def _agent_span(traced: TracedChain, index: int, began_ms: float, links: list[int]) -> SpanPlan:
+    agent, found = traced.chain.agents[index], traced.result.agents[index]
+    attributes = _request(agent, traced) | _usage(found)
+    attributes |= {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": agent.name,
+        "pingpong.worker": found.worker,
+        "pingpong.agent.attempt": found.attempt,
+        "pingpong.agent.hops": max(1, len(found.hops)),
+        "pingpong.agent.appends": len(found.appends),
+    }
+    if found.session is not None:
+        attributes["pingpong.session"] = found.session
+    return SpanPlan(
+        name=f"invoke_agent {agent.name}",
+        start_ns=traced.at(began_ms),
+        end_ns=traced.at(found.last_token_ms),
+        parent=0,
+        attributes=attributes,
+        links=links,
+        error=_error(found.state),
+    )
+
+
+def _answer_span(traced: TracedChain, index: int, finalized_ms: float, parent: int) -> SpanPlan:
+    agent, found = traced.chain.agents[index], traced.result.agents[index]
+    operation = "text_completion" if agent.raw_prompt is not None or agent.prompt_ids is not None else "chat"
+    attributes = _request(agent, traced) | _usage(found)
+    attributes |= {"gen_ai.operation.name": operation, "gen_ai.request.stream": True}
+    events = []
+    if found.first_token_ms is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = round((found.first_token_ms - finalized_ms) / 1000, 6)
+        events.append(SpanEvent("first_token", traced.at(found.first_token_ms)))
+    if traced.texts:
+        attributes |= _texts(agent, found)
+    return SpanPlan(
+        name=f"{operation} {traced.model}",
+        start_ns=traced.at(finalized_ms),
+        end_ns=traced.at(found.last_token_ms),
+        parent=parent,
+        attributes=attributes,
+        events=events,
+        error=_error(found.state),
+    )
+
+
+def _append_spans(traced: TracedChain, found: AgentResult, parent: int) -> list[SpanPlan]:
+    half, appends = MOST_APPENDS // 2, found.appends
+    told = appends if len(appends) <= MOST_APPENDS else [*appends[:half], *appends[-half:]]
+    return [
+        SpanPlan(
+            name="append",
+            start_ns=traced.at(append.at_ms),
+            end_ns=traced.at(append.done_ms if append.done_ms is not None else found.finalized_ms),
+            parent=parent,
+            attributes={"pingpong.append.tokens": append.tokens, "pingpong.append.sent_tokens": append.sent},
+        )
+        for append in told
+    ]
+
+
+def _hop_spans(traced: TracedChain, found: AgentResult, parent: int) -> list[SpanPlan]:
+    return [
+        SpanPlan(
+            name=f"hop {hop.worker}",
+            start_ns=traced.at(hop.started_ms),
+            end_ns=traced.at(hop.ended_ms),
+            parent=parent,
+            attributes={
+                "pingpong.worker": hop.worker,
+                "pingpong.hop.state": hop.state,
+                "pingpong.hop.tokens_before": hop.tokens_before,
+                "pingpong.hop.tokens": hop.tokens,
+                "pingpong.hop.why": hop.why,
+            },
+        )
+        for hop in found.hops
+    ]
+
+
+def _request(agent: Agent, traced: TracedChain) -> dict[str, Value]:
+    attributes: dict[str, Value] = {
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": traced.model,
+        "gen_ai.request.max_tokens": agent.max_tokens,
+        "gen_ai.request.temperature": agent.temperature,
+        "gen_ai.request.top_p": agent.top_p,
+    }
+    if agent.seed is not None:
+        attributes["gen_ai.request.seed"] = agent.seed
+    if agent.stop and traced.texts:
+        attributes["gen_ai.request.stop_sequences"] = list(agent.stop)
+    return attributes
+
+
+def _usage(found: AgentResult) -> dict[str, Value]:
+    attributes: dict[str, Value] = {
+        "gen_ai.usage.input_tokens": found.prompt_tokens,
+        "gen_ai.usage.output_tokens": found.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": found.cached_tokens,
+    }
+    if found.finish_reason is not None:
+        attributes["gen_ai.response.finish_reasons"] = [found.finish_reason]
+    return attributes
+
+
+def _texts(agent: Agent, found: AgentResult) -> dict[str, Value]:
+    """The agent's prompt as it was submitted, with its references, and the output."""
+    said = [(it.role, it.content) for it in agent.messages or ()]
+    if agent.system is not None:
+        said.append(("system", agent.system))
+    prompt = agent.prompt if agent.prompt is not None else agent.raw_prompt
+    if prompt is not None:
+        said.append(("user", prompt))
+    given = [{"role": role, "parts": [{"type": "text", "content": content}]} for role, content in said]
+    answer = {
+        "role": "assistant",
+        "parts": [{"type": "text", "content": found.text}],
+        "finish_reason": found.finish_reason or "error",
+    }
+    return {
+        "gen_ai.input.messages": msgspec.json.encode(given).decode(),
+        "gen_ai.output.messages": msgspec.json.encode([answer]).decode(),
+    }
+
+
+def _began_ms(found: AgentResult) -> float | None:
+    """When an agent's work began; None where it never did."""
+    moments = [found.opened_ms, *(hop.started_ms for hop in found.hops), found.finalized_ms, found.first_token_ms]
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def _error(state: str) -> str:
+    return {"failed": "chain_failed", "cancelled": "cancelled"}.get(state, "")
