@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from pingpong_bus.errors import PingpongError, UsageError
 from pingpong_client.client import RECONNECT_S, AsyncClient
-from pingpong_client.commands import attach, cancel, drain, forget, result, schema, status, submit, verify
+from pingpong_client.commands import attach, cancel, drain, forget, result, schema, status, submit, top, verify
 from pingpong_client.commands import list as list_chains
 from pingpong_client.commands.arguments import seconds
 from pingpong_client.commands.context import Command, Context
@@ -32,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "result": result,
     "list": list_chains,
     "status": status,
+    "top": top,
     "cancel": cancel,
     "forget": forget,
     "drain": drain,
