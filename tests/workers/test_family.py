@@ -15,7 +15,8 @@ import pytest
 
 from pingpong_worker import family as family_module
 from pingpong_worker.family import Family
-from pingpong_worker.pauses import Collections, LoopWatch, collections_of_this_process
+from pingpong_worker.garbage_watch import Collections, collections_of_this_process
+from pingpong_worker.loop_watch import LoopWatch
 
 HANG_S = 30
 PARENT = """

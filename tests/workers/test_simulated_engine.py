@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+import msgspec
 import psutil
 import pytest
 
@@ -304,6 +305,27 @@ async def test_the_scheduler_shows_what_it_does() -> None:
         assert state.decode_ms == pytest.approx(1.05)
         assert state.target_ms == pytest.approx(2.1)
         assert 0 < state.append_tokens <= 150
+    finally:
+        await engine.shutdown()
+
+
+async def test_it_tells_how_much_of_its_memory_is_held_until_nothing_is() -> None:
+    engine = make_engine(step_ms=5.0, kv_tokens=1600, block_size=16)
+
+    async def usage_is(held: float) -> None:
+        async with asyncio.timeout(HANG_S):
+            while (state := engine.scheduler_state()) is None or state.kv_usage != pytest.approx(held):
+                await asyncio.sleep(0.005)
+
+    await engine.start()
+    try:
+        endless = msgspec.structs.replace(GREEDY, max_tokens=1000 - len(PROMPT))
+        session = engine.open("d", cache_salt=None, sampling=endless)
+        answer = session.finalize(PROMPT, endless)
+        await anext(answer)
+        await usage_is(63 / 100)  # blocks of its whole length
+        await answer.aclose()
+        await usage_is(0)
     finally:
         await engine.shutdown()
 

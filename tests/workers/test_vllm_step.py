@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from pingpong_bus.errors import ConfigError
@@ -196,6 +198,26 @@ def test_the_board_shows_steps_with_decodes(tmp_path: Path) -> None:
     assert state.step_ms == pytest.approx(8)
     assert state.decode_ms == pytest.approx(8)
     assert state.target_ms == pytest.approx(8 * 1.3)
+
+
+def test_the_board_shows_the_memory_in_use_also_after_the_last_decode(tmp_path: Path) -> None:
+    board = StepBoard(tmp_path / "board")
+    ledger = StepLedger((), 64, BoardWriter(tmp_path / "board"))
+    ledger.end(object(), 0.0, 0.1)
+    assert board.state() is None, "nothing was decoded yet"
+    output = object()
+    ledger.plan(planned(output, begun=0.0))
+    ledger.end(output, 0.008, 0.25)
+    shown = board.state()
+    assert shown is not None
+    assert shown.kv_usage == 0.25
+    gc.collect()
+    for usage in (0.5, 0.0):
+        ledger.end(object(), 0.1, usage)
+        state = board.state()
+        assert state is not None
+        assert state.gc_ms > shown.gc_ms
+        assert msgspec.structs.replace(state, gc_ms=0.0) == msgspec.structs.replace(shown, gc_ms=0.0, kv_usage=usage)
 
 
 def test_prices_on_file_are_where_an_engine_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

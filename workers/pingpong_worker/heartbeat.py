@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pingpong_bus.messages import BusState, Heartbeat, WorkerMessage
 from pingpong_worker.engine import Engine
 from pingpong_worker.family import Family
-from pingpong_worker.pauses import LoopWatch, collections_of_this_process
+from pingpong_worker.garbage_watch import collections_of_this_process
+from pingpong_worker.loop_watch import LoopWatch
 from pingpong_worker.step_meter import StepMeter
 
 _FAMILY_BEATS = 30

@@ -13,6 +13,8 @@ from typing import NoReturn
 
 import msgspec
 
+from pingpong_bus.messages import SchedulerState
+from pingpong_worker.garbage_watch import collections_of_this_process
 from pingpong_worker.parent_death import die_with_parent
 from pingpong_worker.simulated_arrivals import Arrivals
 from pingpong_worker.simulated_bursts import Bursts
@@ -74,6 +76,8 @@ class SimulatedModel:
         self._arrivals = Arrivals(TimingModel(setup.settings))
         self._scheduler = SimulatedScheduler(setup.settings, decode_first=setup.decode_first)
         self._bursts = Bursts(setup.settings)
+        self._collections = collections_of_this_process()
+        self._shown: SchedulerState | None = None
         self._started = time.monotonic()
         self._send([Started()])
 
@@ -83,6 +87,7 @@ class SimulatedModel:
             self._take(0)
             step = self._scheduler.plan()
             if step is None:
+                self._send(self._changes(self._shown))  # something was aborted, perhaps
                 self._take(self._arrivals.wait_s(time.monotonic()))
                 continue
             begun = time.monotonic()
@@ -90,10 +95,19 @@ class SimulatedModel:
             while (left := end - time.monotonic()) > 0:
                 self._take(left)
             replies = self._scheduler.commit(step)
-            if step.state is not None:
-                replies.append(Scheduled(msgspec.structs.replace(step.state, step_ms=(end - begun) * 1e3)))
-            if replies:
-                self._send(replies)
+            took_ms = (end - begun) * 1e3
+            state = msgspec.structs.replace(step.state, step_ms=took_ms) if step.state else self._shown
+            self._send(replies + self._changes(state))
+
+    def _changes(self, state: SchedulerState | None) -> list[Reply]:
+        """What the scheduler did last, with what holds memory by now, where that is news."""
+        if state is None:
+            return []
+        state = msgspec.structs.replace(state, kv_usage=self._scheduler.kv_usage, gc_ms=self._collections.total_ms)
+        if state == self._shown:
+            return []
+        self._shown = state
+        return [Scheduled(state)]
 
     def _configure(self) -> Configure:
         while True:
@@ -118,6 +132,8 @@ class SimulatedModel:
             self._scheduler.add(chunk)
 
     def _send(self, replies: list[Reply]) -> None:
+        if not replies:
+            return
         view = memoryview(frame(replies))
         while view:
             view = view[os.write(_STDOUT, view) :]

@@ -76,6 +76,11 @@ class SimulatedScheduler:
         """Forget every cached block."""
         self._cache.clear()
 
+    @property
+    def kv_usage(self) -> float:
+        """The part of the KV cache that requests hold, 0 to 1."""
+        return 1 - self._free_blocks / max(1, self._settings.kv_tokens // self._settings.block_size)
+
     def plan(self) -> Step | None:
         """The next step; None while there is nothing to compute."""
         rows: list[tuple[Request, int]] = []

@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from pingpong_bus.messages import SchedulerState
 from pingpong_worker.decode_first import DecodeFirst, Grant, Reason, StepView
+from pingpong_worker.garbage_watch import collections_of_this_process
 from pingpong_worker.step_board import BoardWriter
 from pingpong_worker.step_prices import StepKind, StepPrices
 
@@ -62,18 +65,27 @@ class StepLedger:
         self._planned: deque[PlannedStep] = deque()
         self._ended = -math.inf
         self._steps = self._append_tokens = self._withheld = 0
+        self._collections = collections_of_this_process()
+        self._state: SchedulerState | None = None
+        """What the board shows."""
 
     def plan(self, step: PlannedStep) -> None:
         """A step was scheduled."""
         self._planned.append(step)
 
-    def end(self, output: Any, now: float) -> None:
-        """The result of the step with this `SchedulerOutput` is in; one that was not planned is empty."""
+    def end(self, output: Any, now: float, kv_usage: float = 0.0) -> None:
+        """The result of a step is in.
+
+        Args:
+            output: its `SchedulerOutput`; one that was not planned is empty.
+            now: when it came, in seconds.
+            kv_usage: the part of the KV cache that requests hold from now on, 0 to 1.
+        """
         if any(step.output is output for step in self._planned):
             while (step := self._planned.popleft()).output is not output:
                 pass  # its result never came
             seconds = now - max(self._ended, step.begun)
-            self._show(step, seconds)
+            self._show(step, seconds, kv_usage)
             # To take a request in costs the host some milliseconds, once, however much of it the step computes: as
             # much as doubles a small step beside decodes on a GPU. As the price of its size it would forbid that size.
             if step.kind != "beside" or not step.admits:
@@ -81,8 +93,10 @@ class StepLedger:
             if step.grant.reason in _FOR_ITS_PRICE and step.append_tokens == 0:
                 self._prices.pass_over("beside")
         self._ended = now
+        if self._state is not None and self._state.kv_usage != kv_usage:  # by prompts alone, or for want of any
+            self._post(msgspec.structs.replace(self._state, kv_usage=kv_usage, gc_ms=self._collections.total_ms))
 
-    def _show(self, step: PlannedStep, seconds: float) -> None:
+    def _show(self, step: PlannedStep, seconds: float, kv_usage: float) -> None:
         if step.view.decodes == 0:
             return
         self._steps += 1
@@ -90,17 +104,25 @@ class StepLedger:
         self._withheld += step.append_tokens == 0 and step.view.append_tokens > 0
         if self._board is None:
             return
-        state = SchedulerState(
-            steps=self._steps,
-            step_ms=seconds * 1e3,
-            decode_ms=_milliseconds(self.policy.decode_seconds(step.view)),
-            target_ms=_milliseconds(self.policy.target_seconds(step.view)),
-            budget_tokens=step.grant.tokens,
-            reason=step.grant.reason,
-            append_tokens=self._append_tokens,
-            withheld_steps=self._withheld,
+        self._post(
+            SchedulerState(
+                steps=self._steps,
+                step_ms=seconds * 1e3,
+                decode_ms=_milliseconds(self.policy.decode_seconds(step.view)),
+                target_ms=_milliseconds(self.policy.target_seconds(step.view)),
+                budget_tokens=step.grant.tokens,
+                reason=step.grant.reason,
+                append_tokens=self._append_tokens,
+                withheld_steps=self._withheld,
+                kv_usage=kv_usage,
+                gc_ms=self._collections.total_ms,
+            )
         )
-        self._board.post(state, self._prices)
+
+    def _post(self, state: SchedulerState) -> None:
+        self._state = state
+        if self._board is not None:
+            self._board.post(state, self._prices)
 
 
 def _milliseconds(seconds: float) -> float:

@@ -115,8 +115,12 @@ class DecodeFirstSteps:
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """See `Scheduler.update_from_output`."""
-        self._ledger.end(scheduler_output, self._clock())
-        return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        scheduler: Any = self
+        ended = self._clock()
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        # Now, for what has ended has let go of its blocks. A version without this figure need not be refused for it.
+        self._ledger.end(scheduler_output, ended, getattr(scheduler.kv_cache_manager, "usage", 0.0))
+        return outputs
 
     def _mamba_block_aligned_split(
         self,
