@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from pingpong_bus.errors import ConfigError
-from pingpongd import check_engine, check_machine, check_places
+from pingpongd import check_engine, check_machine, check_monitoring, check_places
 from pingpongd.check_finding import Finding, failed, passed
 from pingpongd.config import DaemonConfig
 
@@ -62,6 +62,7 @@ def findings(load: Callable[[], DaemonConfig]) -> Iterator[Finding]:
     yield from check_engine.model_findings(config, where.cache, where.uid)
     yield from check_machine.machine_findings(config)
     yield from check_places.place_findings(config, where)
+    yield from check_monitoring.monitoring_findings(config, os.environ)
     yield check_machine.clock_finding(_newest(where.state))
     yield from check_places.unit_findings(config.instance)
 

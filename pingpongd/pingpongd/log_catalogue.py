@@ -61,8 +61,11 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
         "last_words_not_kept": Event(
             _WARNING, "what a worker printed last is not kept", ("path", "error"), limit=_SELDOM
         ),
+        "http_serving": Event(_INFO, "metrics and health are answered for", ("host", "port")),
+        "traces_on": Event(_INFO, "spans of chains are sent", ("host",)),
+        "traces_off": Event(_WARNING, "the environment names an endpoint for spans, and none are sent", ("reason",)),
         "http_fault": Event(_ERROR, "a fault of the daemon in an answer over HTTP", ("error",), limit=_SELDOM),
-        "traces_dropped": Event(_WARNING, "spans are not taken by the endpoint", ("reason", "dropped"), limit=_SELDOM),
+        "traces_dropped": Event(_WARNING, "nobody takes the spans of a chain", ("reason", "dropped"), limit=_SELDOM),
         "lines_suppressed": Event(
             _INFO,
             "lines of a limited event were held back, and none of it has come since",

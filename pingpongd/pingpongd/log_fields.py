@@ -37,6 +37,8 @@ FIELDS: Final = {
     "pid": Field("id", "of the process"),
     "peer": Field("id", "who sent it, as far as that is known"),
     "socket": Field("path", "the socket"),
+    "host": Field("name", "a host, by name or address"),
+    "port": Field("number", "a TCP port"),
     "path": Field("path", "the file or folder"),
     "name": Field("text", "of the chain, as its author gave it"),
     # why and how
@@ -93,7 +95,7 @@ FIELDS: Final = {
     "slowdown": Field("ratio", "time a token to the usual"),
     "appends_tokens": Field("tokens", "that came while appends were computed beside; not in `tokens`"),
     "prompts_tokens": Field("tokens", "that came while a prompt was computed whose answer was waited for"),
-    "dropped": Field("spans", "that were dropped"),
+    "dropped": Field("chains", "whose spans nobody has, since the daemon's start"),
     # how long
     "seconds": Field("s", "how long"),
     "next_start_s": Field("s", "until the next try"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Protocol
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from pingpongd.traces import Traces
 
 _log = structlog.get_logger()
+NO_METRICS: Final = ConfigError(
+    "it takes the Python package prometheus-client, which is not installed.",
+    field="http.listen",
+    hint="Run `pip install 'pingpongd[metrics]'`, or take the key out.",
+)
+NO_TRACES: Final = ConfigError(
+    "it takes OpenTelemetry's SDK and its OTLP/HTTP exporter, which are not installed.",
+    field="traces.endpoint",
+    hint="Run `pip install 'pingpongd[traces]'`.",
+)
+TRACE_MODULES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
 _ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -158,37 +169,58 @@ def _health_page(health: Health, *, fine: bool) -> Reply:
 def _metrics() -> Metrics:
     try:
         from pingpongd.metrics import Metrics
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"it takes prometheus-client, which is not installed ({error.name} is missing).",
-            field="http.listen",
-            hint="Run `pip install 'pingpongd[metrics]'`, or take the key out.",
-        ) from None
+    except ModuleNotFoundError:
+        raise NO_METRICS from None
     return Metrics()
 
 
-def _traces(config: DaemonConfig) -> Traces | None:
-    """None where no endpoint is named; the configuration's goes before the environment's."""
+class TracesEndpoint(msgspec.Struct, frozen=True):
+    """Where spans go."""
+
+    host: str
+    configured: str | None
+    """The configuration's address; None where it comes from the environment."""
+    variable: str = ""
+    """Of the environment."""
+
+
+def traces_endpoint(config: DaemonConfig, environ: Mapping[str, str]) -> TracesEndpoint | None:
+    """Where spans are to go: what the configuration says, else the environment; None: nowhere.
+
+    Raises:
+        ConfigError: the configuration names no HTTP address.
+    """
     endpoint = config.traces.endpoint
-    named = next((os.environ[name] for name in _ENDPOINT_VARIABLES if os.environ.get(name)), None)
-    if (endpoint or named) is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    if endpoint is not None:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f'"{endpoint}" is no http or https address.',
+                field="traces.endpoint",
+                hint="Name an OTLP/HTTP endpoint, such as http://127.0.0.1:4318.",
+            )
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
-        raise ConfigError(
-            f'"{endpoint}" is no http or https address.',
-            field="traces.endpoint",
-            hint="Name an OTLP/HTTP endpoint, such as http://127.0.0.1:4318.",
-        )
+    if endpoint is not None:
+        return TracesEndpoint(parts.hostname or "", endpoint)
+    for variable in _ENDPOINT_VARIABLES:
+        if environ.get(variable):
+            return TracesEndpoint(urlsplit(environ[variable]).hostname or "", None, variable)
+    return None
+
+
+def _traces(config: DaemonConfig) -> Traces | None:
+    endpoint = traces_endpoint(config, os.environ)
+    if endpoint is None:
+        return None
     try:
         from pingpongd.traces import Traces, otlp_exporter
 
-        exporter = otlp_exporter(endpoint)
-    except ModuleNotFoundError as error:
-        what = f"it takes OpenTelemetry's SDK and its OTLP/HTTP exporter, and {error.name} is not installed."
-        hint = "Run `pip install 'pingpongd[traces]'`."
-        if endpoint is None:  # the variable may have been meant for others
-            _log.warning("traces_off", reason=f"{what} {hint}")
-            return None
-        raise ConfigError(what, field="traces.endpoint", hint=hint) from None
-    _log.info("traces_on", host=urlsplit(endpoint or named or "").hostname)
+        exporter = otlp_exporter(endpoint.configured)
+    except ModuleNotFoundError:
+        if endpoint.configured is not None:
+            raise NO_TRACES from None
+        _log.warning("traces_off", reason=NO_TRACES.hint)  # the variable may have been meant for others
+        return None
+    _log.info("traces_on", host=endpoint.host)
     return Traces(exporter, instance=config.instance, version=version("pingpongd"))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Mapping
 from typing import get_args
 
 from pingpong_bus.chain import Exactness
 from pingpong_bus.messages import Mode, SessionKind
 from pingpong_client.jobs import MAX_DEADLINE_S, MAX_PRIORITY
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C Trace Context: version, trace, parent, flags."""
 
 
 def add_chain_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -87,3 +92,16 @@ def priority(text: str) -> int:
     if abs(value) > MAX_PRIORITY:
         raise argparse.ArgumentTypeError(f"{value} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
     return value
+
+
+def traceparent(text: str) -> str:
+    """An argument that is a W3C trace context."""
+    if _TRACEPARENT.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no trace context, which looks like 00-<32 hex>-<16 hex>-01")
+    return text
+
+
+def trace_context(environ: Mapping[str, str]) -> str | None:
+    """The trace that this command belongs to by its environment; one that makes no sense is passed over."""
+    text = environ.get("TRACEPARENT", "")
+    return text if _TRACEPARENT.fullmatch(text) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from contextlib import aclosing
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from pingpong_client.commands.arguments import (
     deadline,
     positive,
     priority,
+    trace_context,
+    traceparent,
 )
 from pingpong_client.commands.context import Context
 from pingpong_client.commands.showing import show_chain, tell_absence
@@ -54,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run nothing: show what each placement should take now, by what the engines were measured to take; which "
         "would be taken, and what would make the chain faster",
     )
+    parser.add_argument(
+        "--traceparent",
+        metavar="CONTEXT",
+        type=traceparent,
+        help="W3C trace context that the chain's spans belong to (default: $TRACEPARENT)",
+    )
     parser.add_argument("--detach", action="store_true", help="print the chain's id and return")
     parser.add_argument(
         "--cancel-on-exit", action="store_true", help="cancel the chain if this command is interrupted or ended"
@@ -80,6 +89,7 @@ async def run(context: Context) -> int:
         priority=args.priority,
         deadline_s=args.deadline,
         exactness=args.exactness,
+        traceparent=args.traceparent or trace_context(os.environ),
     )
     if args.explain:
         _check_nothing_runs(args)
@@ -111,6 +121,7 @@ async def run(context: Context) -> int:
 
 def _check_nothing_runs(args: argparse.Namespace) -> None:
     given = {
+        "--traceparent": args.traceparent is not None,
         "--jsonl": args.jsonl is not None,
         "--concurrency": args.concurrency is not None,
         "--detach": args.detach,
