@@ -10,6 +10,7 @@ from pingpong_bus.messages import (
     ChainState,
     ChainSummary,
     EngineFigures,
+    Progress,
     SchedulerState,
     StatusReply,
     StoreStatus,
@@ -17,6 +18,7 @@ from pingpong_bus.messages import (
 )
 from pingpong_client.certificate_table import level_words
 from pingpong_client.live import agent_block
+from pingpong_client.start_bars import amount
 from pingpong_client.table import clean, clip, format_table, milliseconds, number
 
 _STAGE_CELLS = 24
@@ -65,6 +67,8 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
         _chains_line(status.chains),
         *_waiting_lines(chains)[-_STATUS_WAITING:],
     ]
+    if status.progress is not None:
+        lines.append(clean(f"the daemon itself: {_how_far(status.progress)}", lines=False))
     if status.store is not None:
         lines.append(_store_line(status.store))
     if refused := ", ".join(f"{count:,} on {socket}" for socket, count in status.refused_frames.items() if count):
@@ -169,10 +173,20 @@ def _troubles(worker: WorkerStatus) -> Iterable[str]:
     facts = [f"started {times}"] if worker.restarts else []
     if worker.stage and not _in_table(worker):
         facts.append(worker.stage)
+    if worker.progress is not None:
+        facts.append(_how_far(worker.progress))
+    if (health := worker.health).state != "healthy":
+        why = f": {health.why}" if health.why else ""
+        facts.append(f"{health.state} for {duration(health.since_s)}, {health.cause or 'unknown'}{why}")
     if worker.failure and worker.failure not in "".join(facts):
         facts.append(f"the last failure: {worker.failure}")
     if facts:
         yield clean(f"{worker.name}: {'; '.join(facts)}", lines=False)
+
+
+def _how_far(progress: Progress) -> str:
+    done = amount(progress)
+    return f"{progress.stage}, {done}" if done else progress.stage
 
 
 def _exactness_lines(status: StatusReply) -> Iterable[str]:

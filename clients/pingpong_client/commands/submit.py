@@ -27,6 +27,7 @@ from pingpong_client.commands.arguments import (
 )
 from pingpong_client.commands.context import Context
 from pingpong_client.commands.showing import show_chain, tell_absence
+from pingpong_client.commands.starting import until_started
 from pingpong_client.explained_table import explained_lines
 from pingpong_client.jobs import Job, parse_jobs, run_jobs
 from pingpong_client.progress import ChainProgress
@@ -64,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="W3C trace context that the chain's spans belong to (default: $TRACEPARENT)",
     )
     parser.add_argument("--detach", action="store_true", help="print the chain's id and return")
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for a daemon that starts; always so where the output is a terminal"
+    )
     parser.add_argument(
         "--cancel-on-exit", action="store_true", help="cancel the chain if this command is interrupted or ended"
     )
@@ -107,6 +111,7 @@ async def run(context: Context) -> int:
     if args.explain:
         return await _explain(context, chain, given, options)
     async with context.connect() as client:
+        await _wait_for_start(context, client)
         tell_absence(context, client)
         chain_id = await client.submit(chain, given, options, follow=not args.detach)
         if args.detach:
@@ -136,6 +141,7 @@ def _check_nothing_runs(args: argparse.Namespace) -> None:
 
 async def _explain(context: Context, chain: Chain, given: dict[str, str], options: SubmitOptions) -> int:
     async with context.connect() as client:
+        await _wait_for_start(context, client)
         explained = await client.explain(chain, given, options)
     if context.args.json:
         context.write_reply(explained)
@@ -148,6 +154,7 @@ async def _run_many(context: Context, jobs: list[Job], options: SubmitOptions) -
     running: set[str] = set()
     failed = 0
     async with context.connect() as client:
+        await _wait_for_start(context, client)
         tell_absence(context, client)
         try:
             concurrency = context.args.concurrency or _CONCURRENCY
@@ -162,6 +169,12 @@ async def _run_many(context: Context, jobs: list[Job], options: SubmitOptions) -
     if failed:
         context.note(f"{failed} of {len(jobs)} chains did not finish.")
     return 1 if failed else 0
+
+
+async def _wait_for_start(context: Context, client: AsyncClient) -> None:
+    """A person would only try again; a script may have plans of its own."""
+    if context.args.wait or context.on_terminal:
+        await until_started(context, client)
 
 
 async def _leave(context: Context, client: AsyncClient, chains: set[str]) -> None:

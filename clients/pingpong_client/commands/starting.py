@@ -1,0 +1,54 @@
+"""Waiting for a daemon that starts, with its bars in sight: what commands that need its engines share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rich.console import Console
+
+from pingpong_bus.messages import StatusReply
+from pingpong_client.client import AsyncClient
+from pingpong_client.commands.context import Context
+from pingpong_client.start_bars import StartBars
+from pingpong_client.table import clean
+
+POLL_S = 0.25
+
+
+async def until_started(context: Context, client: AsyncClient) -> None:
+    """Return once the daemon serves, at once where it does; a daemon that drains is not waited for.
+
+    Bars on standard error tell how far it has come; where that is no terminal, a line for each new stage.
+
+    Raises:
+        DaemonUnavailable: it has ended.
+    """
+    status = await client.status()
+    if status.state != "starting":
+        return
+    bars = StartBars(Console(file=context.stderr)) if context.stderr.isatty() else None
+    told: set[str] = set()
+    try:
+        while status.state == "starting":
+            if bars is not None:
+                bars.update(status.workers, status.progress)
+            else:
+                for stage in _stages(status):
+                    if stage not in told:
+                        told.add(stage)
+                        context.note(clean(stage, lines=False))
+            await asyncio.sleep(POLL_S)
+            status = await client.status()
+    finally:
+        if bars is not None:
+            bars.close()
+
+
+def _stages(status: StatusReply) -> list[str]:
+    stages = ["the daemon is starting"]
+    if status.progress is not None:
+        stages.append(status.progress.stage)
+    for worker in status.workers:
+        stage = worker.progress.stage if worker.progress is not None else worker.stage
+        stages.append(f"{worker.name}: {stage or worker.state}")
+    return stages
