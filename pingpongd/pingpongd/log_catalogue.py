@@ -129,6 +129,7 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
             ("worker", "line"),
             limit=Limit(1000, 50.0, ("worker",)),
         ),
+        "nvml_unavailable": Event(_WARNING, "GPUs cannot be looked at; groups on them are judged without", ("why",)),
         "recalibration_began": Event(_INFO, "an idle engine is measured anew", ("worker",), limit=_BY_WORKER),
         "recalibration_done": Event(_INFO, "it was", ("worker",), limit=_BY_WORKER),
         "recalibration_given_up": Event(_INFO, "it was not: work came", ("worker", "reason"), limit=_BY_WORKER),

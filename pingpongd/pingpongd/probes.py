@@ -17,14 +17,13 @@ from pingpongd.config import JitterConfig
 from pingpongd.gpu_probe import GpuProbe
 from pingpongd.host_probe import HostProbe
 from pingpongd.nvml import Nvml, NvmlRefused, load_nvml
+from pingpongd.pace import Budget
 from pingpongd.proc_files import descends, first_pid_namespace
 
 _log = structlog.get_logger(__name__)
 
 _SHARE: Final = 0.004
 """Of a core: where looks take more, for many groups, they become rarer."""
-_WEIGHT: Final = 0.1
-"""Of one look in the mean of what looks take: now and then one takes longer, to find the busiest threads."""
 _STOP_S: Final = 2.0
 
 
@@ -130,7 +129,7 @@ class Probes:
         return self._latest.get(name)
 
     def _run(self) -> None:
-        due, took = time.monotonic(), 0.0
+        due, budget = time.monotonic(), Budget(self._share)
         while not self._stopping.is_set():
             self._wake.wait(max(0.0, due - time.monotonic()))
             self._wake.clear()
@@ -139,11 +138,10 @@ class Probes:
             self._remember_tenants(watched)
             if at >= due:
                 self._look(watched)
-                used = time.thread_time() - began
                 # Connecting to the driver takes some hundred milliseconds, once, and says nothing about the next look.
-                if connected or self._gpu is None:
-                    took += _WEIGHT * (used - took)
-                due = at + max(self._config.probe_s, took / self._share)
+                charged = connected or self._gpu is None
+                wait = budget.spent(at, time.thread_time() - began if charged else 0.0)
+                due = at + max(self._config.probe_s, wait)
             else:
                 due = min(due, at + self._config.probe_s)
             self.cpu_s += time.thread_time() - began

@@ -1,0 +1,254 @@
+"""Looks at GPUs, with NVML played from what an H200 answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from nvml_player import H200, NvmlPlayer, process, sample
+from pingpong_bus.messages import DeviceState
+from pingpongd.gpu_probe import GpuProbe
+from pingpongd.nvml import NvmlRefused
+
+OURS, THEIRS = 430, 455
+"""The two processes of the recording."""
+SLICE = "MIG-11111111-2222-3333-4444-555555555555"
+
+
+class Clock:
+    """Moves a second with every look."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.used = 0.0
+
+    def cpu(self) -> float:
+        return self.used
+
+
+class Bench:
+    """A probe over a player."""
+
+    def __init__(self, *, same_pids: bool = True, children: dict[int, int] | None = None) -> None:
+        self.player, self.clock = NvmlPlayer(), Clock()
+        parents = children or {}
+
+        def descends(pid: int, family: Sequence[int]) -> bool:
+            return parents.get(pid) in family
+
+        self.probe = GpuProbe(
+            self.player, same_pids=same_pids, descends=descends, clock=lambda: self.clock.now, cpu=self.clock.cpu
+        )
+
+    def look(self, pids: Sequence[int] = (OURS,), uuid: str = H200) -> DeviceState:
+        self.clock.now += 1.0
+        self.probe.begin()
+        return self.probe.look("gpu0", [uuid], pids)[0]
+
+
+def test_an_idle_card_is_read_as_it_was_recorded() -> None:
+    state = Bench().look()
+    assert state == DeviceState(
+        uuid=H200,
+        name="NVIDIA H200",
+        sm_mhz=375,
+        sm_max_mhz=1980,
+        memory_mhz=3201,
+        throttle=["gpu_idle"],
+        power_w=106.33,
+        power_limit_w=700.0,
+        temperature_c=31,
+        utilization=0.0,
+        memory_used_bytes=644939776,
+        memory_total_bytes=150754820096,
+        ecc_errors=0,
+        foreign_utilization=0.0,
+    )
+
+
+def test_our_own_load_is_not_foreign() -> None:
+    bench = Bench()
+    bench.player.show("one")
+    state = bench.look()
+    assert (state.throttle, state.utilization) == (["sw_power_cap"], 1.0)
+    assert (state.foreign_pids, state.foreign_utilization) == ([], 0.0)
+    assert not any("ProcessUtilization" in key for key in bench.player.asked)  # takes 2 ms: only where there is someone
+
+
+def test_a_second_process_is_foreign_with_what_it_computes() -> None:
+    bench, seen = Bench(), []
+    for index in range(5):
+        bench.player.show("two", index)
+        seen.append(bench.look())
+    assert [state.foreign_pids for state in seen] == [[THEIRS]] * 5
+    assert [state.foreign_utilization for state in seen] == [0.02, 0.07, 0.13, 0.14, 0.20]
+    bench.player.show("after")
+    assert bench.look().foreign_utilization == 0.0
+
+
+def test_a_child_of_the_engine_is_the_groups_own() -> None:
+    bench = Bench(children={THEIRS: OURS})
+    bench.player.show("two")
+    assert bench.look().foreign_pids == []
+
+
+def test_pids_of_another_namespace_are_told_apart_by_when_they_came() -> None:
+    bench = Bench(same_pids=False)
+    bench.player.changes["nvmlDeviceGetComputeRunningProcesses"] = [process(90001)]
+    bench.probe.begin()
+    bench.probe.starting("gpu0", [H200])
+    bench.player.changes["nvmlDeviceGetComputeRunningProcesses"] = [process(90001), process(90002)]
+    bench.probe.starting("gpu0", [H200])  # the engine loads: its process is on the device by now
+    assert bench.look([7, 8]).foreign_pids == [90001]
+    bench.player.changes["nvmlDeviceGetComputeRunningProcesses"] = [process(90002), process(90003)]
+    assert bench.look([7, 8]).foreign_pids == [90003]
+
+
+def test_a_new_start_has_processes_of_its_own() -> None:
+    bench = Bench(same_pids=False)
+    bench.player.changes["nvmlDeviceGetComputeRunningProcesses"] = [process(90002)]
+    assert bench.look([7, 8]).foreign_pids == []
+    bench.probe.forget("gpu0")
+    bench.player.changes["nvmlDeviceGetComputeRunningProcesses"] = []
+    bench.probe.starting("gpu0", [H200])
+    bench.player.changes["nvmlDeviceGetComputeRunningProcesses"] = [process(90005)]
+    assert bench.look([9, 10]).foreign_pids == []
+
+
+def test_on_the_machines_own_numbers_nothing_is_guessed() -> None:
+    bench = Bench(same_pids=True)
+    bench.player.show("one")
+    assert bench.look([7, 8]).foreign_pids == [OURS]
+
+
+@pytest.mark.parametrize("code", [1, 3, 4, 13, 15, 999])
+def test_whatever_is_refused_is_none_and_no_error(code: int) -> None:
+    bench = Bench()
+    for frame in bench.player.frames:
+        frame["devices"] = [{key: {"error": code} for key in frame["devices"][0]}]
+    assert bench.look() == DeviceState(uuid=H200)
+
+
+def test_what_is_not_supported_is_asked_once() -> None:
+    bench = Bench()
+    bench.player.changes["nvmlDeviceGetPowerUsage"] = NvmlRefused(3)
+    bench.player.changes["nvmlDeviceGetTemperature 0"] = NvmlRefused(999)
+    for _ in range(3):
+        assert bench.look().power_w is None
+    assert bench.player.asked.count("nvmlDeviceGetPowerUsage") == 1
+    assert bench.player.asked.count("nvmlDeviceGetTemperature 0") == 3
+
+
+def test_an_older_driver_calls_reasons_by_their_old_name() -> None:
+    bench = Bench()
+    bench.player.changes["nvmlDeviceGetCurrentClocksEventReasons"] = NvmlRefused(13)
+    bench.player.changes["nvmlDeviceGetCurrentClocksThrottleReasons"] = 0x20 | 0x4
+    assert bench.look().throttle == ["sw_power_cap", "sw_thermal_slowdown"]
+
+
+def test_a_card_that_is_not_there_has_only_its_name() -> None:
+    assert Bench().look(uuid="GPU-gone") == DeviceState(uuid="GPU-gone")
+
+
+def test_devices_are_resolved_as_they_are_claimed() -> None:
+    probe = Bench().probe
+    assert probe.resolve(["cuda:0", "cpu:0-3", "GPU-x", "MIG-y", "cuda:9"]) == [H200, "GPU-x", "MIG-y"]
+
+
+def test_throttles_between_two_looks_and_pcie_come_from_counters() -> None:
+    bench = Bench()
+    bench.player.counters = {74: 0, 269: 5_000_000, 197: 0, 198: 7_000_000}
+    assert bench.look().pcie_rx_mb_s is None
+    bench.player.counters = {74: 9_000_000, 269: 305_000_000, 197: 3_000_000, 198: 6_000_000}
+    state = bench.look()
+    assert state.throttle == ["gpu_idle", "sw_thermal_slowdown"]  # 9 ms of the power cap are less than a hundredth
+    assert state.pcie_tx_mb_s == pytest.approx(3.0)
+    assert state.pcie_rx_mb_s is None  # it has begun anew
+
+
+def test_dear_counters_are_read_the_less_often() -> None:
+    bench, reads = Bench(), 0
+    counted = bench.player.fields
+
+    def dear(handle: Any, ids: Sequence[int]) -> dict[int, int]:
+        nonlocal reads
+        reads += 1
+        bench.clock.used += 0.020
+        return counted(handle, ids)
+
+    bench.player.fields = dear  # type: ignore[method-assign]
+    bench.player.counters = {197: 0}
+    for _ in range(80):
+        bench.look()
+    assert reads == 2  # 20 ms at 0.05 % of a core: every 40 s
+
+
+def test_xids_are_kept_by_card() -> None:
+    bench = Bench()
+    bench.look()
+    assert bench.player.listening == [H200]
+    bench.player.xids = [("GPU-other", 13), (H200, 31), (H200, 79)]
+    assert bench.look().xid == 79
+    assert bench.look().xid == 79
+
+
+class TestSlices:
+    """MIG: NVML answers some questions about the slice, some about its card."""
+
+    @staticmethod
+    def bench() -> Bench:
+        bench = Bench()
+        bench.player.show("one")
+        bench.player.slices = {SLICE: H200}
+        bench.player.changes |= {
+            f"{SLICE} nvmlDeviceGetName": "NVIDIA H200 MIG 1g.18gb",
+            f"{SLICE} nvmlDeviceGetGpuInstanceId": 7,
+            f"{SLICE} nvmlDeviceGetMemoryInfo": {"used": 5, "free": 13, "total": 18},
+            f"{SLICE} nvmlDeviceGetUtilizationRates": NvmlRefused(3),
+            f"{SLICE} nvmlDeviceGetProcessUtilization": NvmlRefused(3),
+            f"{SLICE} nvmlDeviceGetComputeRunningProcesses": [process(OURS, 7), process(THEIRS, 9)],
+        }
+        return bench
+
+    def test_clocks_are_the_cards_and_memory_the_slices(self) -> None:
+        state = self.bench().look(uuid=SLICE)
+        assert (state.uuid, state.parent_uuid, state.name) == (SLICE, H200, "NVIDIA H200 MIG 1g.18gb")
+        assert (state.memory_used_bytes, state.memory_total_bytes) == (5, 18)
+        assert (state.sm_mhz, state.power_w, state.throttle) == (1485, 691.004, ["sw_power_cap"])
+        assert state.utilization is None  # never the whole card's
+
+    def test_processes_in_other_slices_are_not_on_this_one(self) -> None:
+        bench = self.bench()
+        assert bench.look(uuid=SLICE).foreign_pids == []
+        bench.player.changes[f"{SLICE} nvmlDeviceGetComputeRunningProcesses"] += [process(777, 7)]
+        state = bench.look(uuid=SLICE)
+        assert (state.foreign_pids, state.foreign_utilization) == ([777], None)
+
+    def test_xids_are_the_cards(self) -> None:
+        bench = self.bench()
+        bench.look(uuid=SLICE)
+        assert bench.player.listening == [H200]
+        bench.player.xids = [(H200, 63)]
+        assert bench.look(uuid=SLICE).xid == 63
+
+    def test_the_card_is_asked_once_for_all_its_slices(self) -> None:
+        bench = self.bench()
+        other = SLICE.replace("1", "2")
+        bench.player.slices[other] = H200
+        bench.clock.now += 1.0
+        bench.probe.begin()
+        bench.probe.look("a", [SLICE], [OURS])
+        bench.probe.look("b", [other], [OURS])
+        assert bench.player.asked.count("nvmlDeviceGetPowerUsage") == 1
+
+
+def test_samples_of_processes_need_not_be_of_the_same_second() -> None:
+    bench = Bench()
+    bench.player.changes["nvmlDeviceGetComputeRunningProcesses"] = [process(OURS), process(8), process(9)]
+    bench.player.changes["nvmlDeviceGetProcessUtilization"] = [sample(OURS, 50, 5_000_000), sample(8, 30, 4_100_000)]
+    assert bench.look().foreign_utilization == 0.3
+    bench.player.changes["nvmlDeviceGetProcessUtilization"] = [sample(9, 90, 5_500_000), sample(8, 30, 5_400_000)]
+    assert bench.look().foreign_utilization == 1.0
+    assert [key for key in bench.player.asked if "ProcessUtil" in key][-1].endswith(" 4000000")
