@@ -18,6 +18,7 @@ from pingpong_bus.messages import (
     DeviceState,
     EngineFigures,
     EngineLimits,
+    GroupHealth,
     HopChecked,
     HopEnded,
     HopFinalized,
@@ -27,6 +28,7 @@ from pingpong_bus.messages import (
     Literals,
     OutputOf,
     PreparedAgent,
+    ReleaseHop,
     StartHop,
     Submit,
     SubmitOptions,
@@ -85,13 +87,20 @@ class FakeWorker:
         self.memory = PrefixMemory(10_000)
         self.group = GroupConfig(name=name, devices=["cpu:0"])
         self.gpus: list[DeviceState] = []
+        self.health = GroupHealth()
         self.reachable = True
         self.running: dict[str, FakeHop] = {}
         self.reports: deque[WorkerMessage] = deque()
 
     def view(self, *, held: bool = True) -> GroupView:
         digests = self.memory.held if held else frozenset()
-        return GroupView(self.name, len(self.hops), digests, self.limits.overlap, self.figures)
+        late, health = self.health.state != "healthy", self.health
+        return GroupView(
+            *(self.name, len(self.hops), digests, self.limits.overlap, self.figures),
+            degraded=late,
+            slowdown=health.slowdown,
+            cause=health.cause,
+        )
 
 
 class FakeFleet:
@@ -101,6 +110,7 @@ class FakeFleet:
         self.workers = {name: FakeWorker(name) for name in names}
         self._slab = slab
         self.calibrated: list[str] = []
+        self.released: list[str] = []
         self.scored: list[tuple[str, list[int], list[int], int | None]] = []
         self.scoring = asyncio.Event()
         """Scores wait for it."""
@@ -152,6 +162,11 @@ class FakeFleet:
             if (hop := worker.running.pop(message.hop, None)) is not None and hop.writer is not None:
                 hop.writer.abort()
             worker.reports.append(HopEnded(hop=message.hop, state="aborted", at_ns=1))
+        elif isinstance(message, ReleaseHop):
+            self.released.append(message.hop)
+            left = worker.running.pop(message.hop, None)
+            state = "aborted" if left is None else "released"
+            worker.reports.append(HopEnded(hop=message.hop, state=state, at_ns=1))
 
 
 def advance(worker: FakeWorker, hop: FakeHop, *, fails: bool = False) -> None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from pingpong_bus.errors import EngineError, PingpongError
@@ -23,6 +24,7 @@ from pingpong_bus.messages import (
     HopFirstToken,
     HopOpened,
     HopText,
+    ReleaseHop,
     ResumeEntry,
     StartHop,
     StreamRef,
@@ -61,6 +63,8 @@ from pingpongd.fleet import Fleet, Worker
 from pingpongd.hop_record import HopRecord
 from pingpongd.hop_room import HopRoom
 from pingpongd.hop_specs import hop_spec
+from pingpongd.mover import Mover
+from pingpongd.moving import Move
 from pingpongd.planner import Planner
 from pingpongd.scoring import Scoring
 
@@ -99,9 +103,10 @@ class ChainRuns:
         listener: told of beginnings and ends.
         """
         self.room = HopRoom(config)
+        self.planner = Planner(self.room)
+        self.mover = Mover(self.room, self.planner)
         self.configure(config)
         self.tell = ChainTeller(publish)
-        self.planner = Planner(self.room)
         self.scoring = Scoring(self.room, self._retry_held)
         self._slab = slab
         self._listener = listener
@@ -116,6 +121,8 @@ class ChainRuns:
     def configure(self, config: DaemonConfig) -> None:
         """Take a configuration, the first or one that was read again."""
         self.config = config
+        self.room.configure(config)
+        self.mover.enabled = config.jitter.enabled and config.jitter.route and config.jitter.move
         # One loss before a group would be given up: who is alone then and loses another engine has failed.
         self.room.suspect_after = max(1, config.restart.give_up_after - 2)
 
@@ -196,6 +203,8 @@ class ChainRuns:
                 ttft = record.ttft_ms(index)
                 self.tell.event(record, "writing", index, at_ns, cached_tokens=cached, ttft_ms=ttft)
                 self.apply(record, FirstToken(index))
+                if self.room.is_avoided(worker.name):
+                    self._move_hops()
             case HopText(upto=upto, text=text):
                 self._take_output(record, index, upto, text)
             case HopEnded():
@@ -205,6 +214,12 @@ class ChainRuns:
                 del self._hops[hop]
                 self._listener.agent_finished(record, index)
                 self.apply(record, Checked(index))
+
+    def look_at_health(self) -> None:
+        """Act on how steadily groups decode: to be called when that has changed, and every second."""
+        if self.mover.changed():
+            self._retry_held()
+        self._move_hops()
 
     def worker_lost(self, worker: Worker, why: str) -> None:
         """A worker that served is gone, and its process reaped: nobody writes its hops' logs any more."""
@@ -239,12 +254,13 @@ class ChainRuns:
         if record.state.phases[index] not in LIVE:
             return  # it answers an AbortHop that crossed the hop's own end
         worker.hops.discard(message.hop)
+        move = self.mover.over(message.hop)
         if state == "lost":
             self.room.shun(worker.name)
             self._lose(message.hop, message.message or "its engine is gone", blamed=worker.state == "ready")
             return
         if state == "released":
-            self._lose(message.hop, message.message or "it was moved", blamed=False, moved=True)
+            self._lose(message.hop, message.message or "its worker has left it", blamed=False, move=move)
             return
         self.room.give_back(worker.name, message.hop)
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
@@ -267,16 +283,17 @@ class ChainRuns:
             self._hops.pop(message.hop, None)  # gone already where the chain has ended with this hop
             self.apply(record, Checked(index))  # a prompt given as ids has no text to check
 
-    def _lose(self, hop: str, why: str, *, blamed: bool, moved: bool = False) -> None:
-        """A hop is gone with its engine.
+    def _lose(self, hop: str, why: str, *, blamed: bool, move: Move | None = None) -> None:
+        """A hop is gone with its engine, or has left it.
 
         Args:
             hop: that still may report.
             why: for people.
             blamed: the engine died under it; not so where its worker was asked to stop.
-            moved: its worker has left it to another, as it was asked to.
+            move: its worker has left it to another, as it was asked to.
         """
         record, index, group = self._hops.pop(hop)
+        self.mover.over(hop)
         alone = self.room.is_alone(group, hop) and self.room.is_suspect(record, index)
         self.room.give_back(group, hop)
         agent, phase = record.agents[index], record.state.phases[index]
@@ -287,9 +304,24 @@ class ChainRuns:
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
         count, log = TokenLogReader(self._slab, agent.stream).peek()
         self._take_output(record, index, count, "")
-        agent.entries[-1].end("moved" if moved else "lost", time.monotonic_ns(), len(agent.output_ids), why)
+        if record.state.stage is not Stage.RUNNING:
+            move = None  # its chain ends
+        if move is not None:
+            why = f"moved to {move.to}: of {group}, {self.mover.lateness(group)}"
+            _log.info("hop_moved", **msgspec.to_builtins(self.mover.moved(record, index, hop, group, move)))
+        else:
+            _log.warning(
+                "hop_lost",
+                chain=record.id,
+                agent=record.chain.agents[index].name,
+                hop=hop,
+                worker=group,
+                phase=phase.value,
+                tokens=count,
+                reason=why,
+            )
+        agent.entries[-1].end("lost" if move is None else "moved", time.monotonic_ns(), len(agent.output_ids), why)
         agent.losses += blamed
-        _log.warning("hop_lost", chain=record.id, hop=hop, worker=group, phase=phase.value, tokens=count, reason=why)
         if log is LogState.ABORTED and phase is not Phase.YIELDING:
             self.apply(record, Ended(index, "failed", _blame(record, index, why)))
         elif alone and blamed and log is not LogState.CLOSED:
@@ -339,18 +371,28 @@ class ChainRuns:
             return [Held(index), FailAsked(gone)]
         agent, room = record.agents[index], self.room
         in_turn = self._turn == (record, index) or not room.waited_for or bool(agent.output_ids)
+        rerouted = self._reroute(record, index)
+        if any(isinstance(event, Held) for event in rerouted):
+            return rerouted
         hop = f"{record.id}/{index}/{agent.hops}"
         worker = room.take(record, index, hop) if in_turn else None
         if worker is None:
             room.hold(record, index)
-            return [Held(index)]
-        moved = self._move(record, index, worker)
+            return [*rerouted, Held(index)]
+        moved = [*rerouted, *self._move(record, index, worker)]
         agent.hop = hop
         try:
             spec = hop_spec(record, index, lambda at: self._stream(record, at), self.config)
             self._fleet.send(worker, StartHop(spec=spec))
         except EngineError as error:  # it is gone, and will be reported lost
-            _log.warning("hop_not_sent", chain=record.id, hop=hop, worker=worker.name, error=str(error))
+            _log.warning(
+                "hop_not_sent",
+                chain=record.id,
+                agent=record.chain.agents[index].name,
+                hop=hop,
+                worker=worker.name,
+                error=str(error),
+            )
             room.give_back(worker.name, hop)
             room.shun(worker.name)
             room.hold(record, index)
@@ -363,6 +405,41 @@ class ChainRuns:
         worker.hops.add(hop)
         self.tell.resumed(record, index)
         return moved
+
+    def _reroute(self, record: ChainRecord, index: int) -> list[Event]:
+        """Let an agent, and those that have not started, run elsewhere than on a group whose tokens come late."""
+        phases = record.state.phases
+        if phases[index] is not Phase.DISPATCHED or (new := self.mover.replan(record, index)) is None:
+            return []
+        assert record.plan is not None  # noqa: S101 - made at its start
+        group, name = record.agents[index].worker, record.chain.agents[index].name
+        for agent, worker in zip(record.agents, new.groups, strict=True):
+            agent.worker = worker
+        late = self.mover.lateness(group)
+        why = f'{record.plan.why}; "{name}" on {new.groups[index]}, not {group}: {late}'
+        record.plan, record.rerouted = msgspec.structs.replace(record.plan, why=why), True
+        _log.info(
+            "agent_rerouted",
+            chain=record.id,
+            agent=name,
+            worker=group,
+            to=new.groups[index],
+            placement=new.placement,
+            reason=late,
+        )
+        events: list[Event] = [] if new.placement == record.state.placement else [Moved(new.placement)]
+        if new.placement == "serial" and any(phase not in (Phase.WRITTEN, Phase.DONE) for phase in phases[:index]):
+            events += [Held(index), Retry(index)]  # its turn comes when those before it have written
+        return events
+
+    def _move_hops(self) -> None:
+        """Have workers leave the hops that are better off elsewhere."""
+        for move in self.mover.moves(self._hops):
+            try:
+                self._fleet.send(self._fleet.workers[self._hops[move.hop][2]], ReleaseHop(hop=move.hop))
+            except EngineError as error:  # its end is reported by worker_lost
+                self.mover.over(move.hop)
+                _log.warning("release_not_sent", hop=move.hop, error=str(error))
 
     def _move(self, record: ChainRecord, index: int, worker: Worker) -> list[Event]:
         """Let an agent, and those that were to follow it there in its one-group chain, run on another group."""
@@ -403,7 +480,13 @@ class ChainRuns:
         try:
             self._fleet.send(self._fleet.workers[found[2]], AbortHop(hop=agent.hop))
         except EngineError as error:  # its end is reported by worker_lost
-            _log.warning("abort_not_sent", chain=record.id, hop=agent.hop, error=str(error))
+            _log.warning(
+                "abort_not_sent",
+                chain=record.id,
+                agent=record.chain.agents[index].name,
+                hop=agent.hop,
+                error=str(error),
+            )
 
     def _renew(self, record: ChainRecord, index: int) -> None:
         agent = record.agents[index]

@@ -17,13 +17,15 @@ import msgspec
 from pingpong_bus.messages import EngineFigures, OutputOf, Placement, Prediction
 from pingpongd.agent_task import Piece, Stage, Task
 from pingpongd.candidates import MOST_BESIDE
-from pingpongd.engine_cost import EngineCost
+from pingpongd.engine_cost import EngineCost, slowed
 from pingpongd.shapes import ChainShape, GroupView
 from pingpongd.timeline import run
 
 MOST_OTHERS = 16
 """Other chains that are walked through with a prediction, as far as `MOST_BESIDE` goes; where more run on its groups,
 the latest of them."""
+_SLOWDOWN_STEP = 0.05
+"""Slowdowns are told apart so far: they change every second, and costs need not be made anew each time."""
 
 
 class AgentProgress(msgspec.Struct, frozen=True):
@@ -106,6 +108,38 @@ class CostModel:
         delay = sum(_end(tasks) for tasks in walked) - self._alone(beside) if beside else 0.0
         return Cost(_prediction(own, placement, tuple(groups)), max(0.0, delay))
 
+    def rest(self, chain: RunningChain) -> Cost:
+        """What is left of a chain that runs, from now on, and by how much it delays the others; it is none of them.
+
+        Args:
+            chain: as far as it has come; all groups that it has work for have figures.
+        """
+        beside = self._beside(frozenset(agent.group for agent in chain.agents if agent.stage is not Stage.ENDED))
+        own, walked = self._walk(chain.shape, chain.placement, chain.agents, beside)
+        if beside and any(task.stage is not Stage.ENDED for task in own):  # as in `predict`
+            beside = ()
+            own, walked = self._walk(chain.shape, chain.placement, chain.agents, beside)
+        delay = sum(_end(tasks) for tasks in walked) - self._alone(beside) if beside else 0.0
+        groups = tuple(agent.group for agent in chain.agents)
+        return Cost(_prediction(own, chain.placement, groups), max(0.0, delay))
+
+    def series_ends(self, shape: ChainShape, group: str, done: frozenset[int] = frozenset()) -> tuple[float, ...]:
+        """When each agent of a chain would end in series, in ms from its beginning; see `predict`."""
+        placed = [
+            AgentProgress("" if at in done else group, Stage.ENDED if at in done else Stage.WAITING)
+            for at in range(len(shape.upstreams))
+        ]
+        beside = self._beside(frozenset({group}))
+        own, _ = self._walk(shape, "serial", placed, beside)
+        if any(task.stage is not Stage.ENDED for task in own):
+            own, _ = self._walk(shape, "serial", placed, ())
+        return tuple(task.ended for task in own)
+
+    def cost(self, group: str) -> EngineCost | None:
+        """What a group's engine takes now; None where it was not measured."""
+        view = self._views.get(group)
+        return self._costs.of(view) if view is not None and usable(view.figures) else None
+
     def of(self, groups: Iterable[str]) -> CostModel:
         """What is to be kept of it to predict placements on these groups later on."""
         others = [self._others[at] for at in self._beside(frozenset(groups))]
@@ -154,15 +188,27 @@ class EngineCosts:
     """The costs of engines, made once of the figures that they have."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[EngineFigures, EngineCost]] = {}
+        self._made: dict[str, _Made] = {}
+        self._slowed: dict[str, _Made] = {}
 
     def of(self, view: GroupView) -> EngineCost:
-        """The costs of a group's engine, which has figures."""
+        """The costs of a group's engine, which has figures: as it was measured, or slowed where the group is."""
+        slowdown = round(max(1.0, view.slowdown) / _SLOWDOWN_STEP) * _SLOWDOWN_STEP if view.degraded else 1.0
+        kept = self._made if slowdown == 1.0 else self._slowed
+        made = kept.get(view.name)
+        if made is None or made.figures is not view.figures or made.slowdown != slowdown:
+            made = kept[view.name] = _Made(view, slowdown)
+        return made.cost
+
+
+class _Made:
+    """An engine's costs, and what they were made of."""
+
+    def __init__(self, view: GroupView, slowdown: float) -> None:
         assert view.figures is not None  # noqa: S101 - groups without figures are never predicted for
-        made = self._made.get(view.name)
-        if made is None or made[0] is not view.figures:
-            made = self._made[view.name] = view.figures, EngineCost(view.figures, paced=view.paced)
-        return made[1]
+        self.figures, self.slowdown = view.figures, slowdown
+        figures = view.figures if slowdown == 1.0 else slowed(view.figures, slowdown)
+        self.cost = EngineCost(figures, paced=view.paced)
 
 
 def usable(figures: EngineFigures | None) -> bool:
@@ -201,7 +247,7 @@ def _tasks(
             dispatched=() if serial or shape.start == "first_token" else reads,
             reads=reads,
             pieces=() if serial or shape.joined[index] else _pieces(shape, index, tasks),
-            held=_held(shape, index, views.get(agent.group)),
+            held=cached_prefix(shape, index, views.get(agent.group)),
             kin=tuple(
                 (tasks[at], tokens)
                 for at, tokens in enumerate(shape.shared[index])
@@ -231,7 +277,7 @@ def _pieces(shape: ChainShape, index: int, tasks: Sequence[Task]) -> tuple[Piece
     return tuple(pieces)
 
 
-def _held(shape: ChainShape, index: int, view: GroupView | None) -> int:
+def cached_prefix(shape: ChainShape, index: int, view: GroupView | None) -> int:
     """Tokens of an agent's prefix that a group's cache holds."""
     if shape.isolated or view is None:
         return 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+import msgspec
+
 from pingpong_bus.messages import EngineFigures
 from pingpongd.ride_cost import Point, RideCost, within
 
@@ -98,6 +100,21 @@ class EngineCost:
         if tokens <= most:
             return within(points, tokens)
         return points[-1][1] + self.read_ms(cached + int(most), cached + tokens)
+
+
+def slowed(figures: EngineFigures, factor: float) -> EngineFigures:
+    """What an engine takes whose every step takes `factor` times as long as when it was measured."""
+    return msgspec.structs.replace(
+        figures,
+        prefill=[(tokens, ms * factor) for tokens, ms in figures.prefill],
+        finalize=[(cached, tokens, ms * factor) for cached, tokens, ms in figures.finalize],
+        decode=[(context, ms * factor) for context, ms in figures.decode],
+        batch=[(rows, ms * factor) for rows, ms in figures.batch],
+        beside=[
+            msgspec.structs.replace(one, append_ms=one.append_ms * factor, decode_ms=one.decode_ms * factor)
+            for one in figures.beside
+        ],
+    )
 
 
 def _rising(points: Sequence[Point]) -> list[Point]:

@@ -29,7 +29,7 @@ class HopRoom:
         config: the daemon's; what all groups' engines are given counts.
         """
         self.fleet: Fleet | None = None
-        self._config = config
+        self.configure(config)
         self.suspect_after = 1
         """Agents under which so many engines have died run alone from then on: it may be their prompt that kills."""
         self._ledgers: dict[str, GroupLedger] = {}
@@ -43,6 +43,11 @@ class HopRoom:
         """The hop that has its group to itself, and why, by group."""
         self._watchers: list[asyncio.Future[None]] = []
 
+    def configure(self, config: DaemonConfig) -> None:
+        """Take a configuration, the first or one that was read again."""
+        self._config = config
+        self._routes = config.jitter.enabled and config.jitter.route
+
     @property
     def waited_for(self) -> bool:
         """Whether any agent is held."""
@@ -55,13 +60,40 @@ class HopRoom:
         waiting = Counter(record.agents[index].worker for record, index in self._held.values())
         return [
             msgspec.structs.replace(view, hops=view.hops + waiting[view.name]) if view.name in waiting else view
-            for view in self.fleet.views()
+            for view in map(self._seen, self.fleet.views())
             if view.name not in self._shunned
         ]
 
     def standing(self) -> list[GroupView]:
         """The groups that take hops now or may do so again."""
-        return [worker.view(held=False) for worker in self._standing()]
+        return [self._seen(worker.view(held=False)) for worker in self._standing()]
+
+    def is_avoided(self, group: str) -> bool:
+        """Whether the group's tokens come late, so that it gets no hops while another can take them."""
+        worker = self.fleet.workers.get(group) if self.fleet is not None else None
+        return self._routes and worker is not None and worker.health.state != "healthy"
+
+    def able(self, record: ChainRecord, index: int) -> list[GroupView]:
+        """The groups whose tokens come in time, and that may run the agent."""
+        tokens = _full_length(record, index)
+        return [view for view in self.groups() if not view.degraded and self._may_run(record, view.name, tokens)]
+
+    def has_room(self, record: ChainRecord, index: int, group: str) -> bool:
+        """Whether the agent's next hop could open on the group at once."""
+        return self._fits(group, record, index)
+
+    def set_aside(self, record: ChainRecord, index: int, group: str, hop: str) -> None:
+        """Keep room for a hop that is to come to the group, where there is room; `give_back` ends that."""
+        self._ledgers[group].take(hop, _full_length(record, index))
+        self._note_held(group)
+        if why := self._wants_to_be_alone(record, index):
+            self._alone[group] = hop, why
+
+    def _seen(self, view: GroupView) -> GroupView:
+        """A group as placement is to see it: all alike where nothing is routed around."""
+        if view.degraded and not self._routes:
+            return msgspec.structs.replace(view, degraded=False, slowdown=1.0, cause=None)
+        return view
 
     def engines(self, group: str | None = None) -> list[GroupEngine]:
         """The standing groups' engines, those that serve or did so last; of one group, where it is named."""
@@ -260,12 +292,18 @@ class HopRoom:
         record.agents[index].waits_for = waits_for
 
     def _target(self, record: ChainRecord, index: int) -> Worker | None:
-        """The agent's own group, or another where that one does not serve, or has grown too small, and the submission
-        does not name it."""
-        if (own := self._own(record, index)) is not None or record.options.group is not None:
+        """The agent's own group, or another where that one does not serve, or has grown too small, or is to be avoided,
+        and the submission does not name it."""
+        own = self._own(record, index)
+        if record.options.group is not None or (own is not None and not self.is_avoided(own.name)):
             return own
-        tokens = _full_length(record, index)
-        views = [view for view in self.groups() if self._may_run(record, view.name, tokens)]
+        views = self.able(record, index)
+        # Ping-pong that was asked for takes two.
+        if own is not None and len(views) < (2 if record.options.mode == "ping-pong" else 1):
+            return own
+        if not views:
+            tokens = _full_length(record, index)
+            views = [view for view in self.groups() if self._may_run(record, view.name, tokens)]
         reads = record.state.upstreams
         near = [at for at in range(len(reads)) if at in reads[index] or index in reads[at]]
         beside = frozenset(record.agents[at].worker for at in near if record.state.phases[at] in LIVE)

@@ -45,6 +45,9 @@ ALIKE = 0.01
 """Of placements that cost the same within this part, series is taken, then the one on fewer groups. Where other chains
 run it is `MARGIN`: how they go on is less sure, and every group more is one more to wait for."""
 
+_SLOW = 1.05
+"""Slowdowns below this are not worth telling."""
+
 
 class Plan(msgspec.Struct, frozen=True):
     """Where each agent runs, and why."""
@@ -115,6 +118,40 @@ def place(
                 hint=f"There are: {known}.",
             )
         groups = [view for view in groups if view.name == group]
+    groups, late = _steady(mode, groups)
+    plan = _plan(shape, mode, groups, number, group, model, factors or Factors(), done)
+    return msgspec.structs.replace(plan, why=f"{plan.why}; {late}") if late else plan
+
+
+def _steady(mode: Mode, groups: Sequence[GroupView]) -> tuple[Sequence[GroupView], str]:
+    """Those of the groups whose tokens come in time, where they are enough for the mode; and what is to be said of the
+    others."""
+    steady, late = [view for view in groups if not view.degraded], [view for view in groups if view.degraded]
+    if not late:
+        return groups, ""
+    enough = len(steady) > 1 if mode == "ping-pong" else any(view.overlap or mode != "overlap" for view in steady)
+    said = "; ".join(f"{'without ' * enough}{view.name}: {lateness(view)}" for view in late)
+    return steady if enough else groups, said
+
+
+def lateness(view: GroupView) -> str:
+    """Why a group is avoided, or would be, in a clause."""
+    cause = "" if view.cause is None else f" ({view.cause.replace('_', ' ')})"
+    state = f"its tokens take {view.slowdown:.1f} times as long now" if view.slowdown > _SLOW else "it recovers"
+    return f"{state}{cause}"
+
+
+def _plan(
+    shape: ChainShape,
+    mode: Mode,
+    groups: Sequence[GroupView],
+    number: int,
+    group: str | None,
+    model: CostModel,
+    factors: Factors,
+    done: frozenset[int],
+) -> Plan:
+    """See `place`; `groups` are those to choose from."""
     if mode == "overlap":
         _overlapping(groups)
     if mode == "ping-pong" and len(groups) < 2:
@@ -125,7 +162,7 @@ def place(
         )
     wanted: Mode = "serial" if mode == "auto" and group is not None else mode
     asked = "the submission names the group" if group is not None and mode != "overlap" else "asked for"
-    costs = _costs(shape, wanted, groups, number, model, factors or Factors(), done)
+    costs = _costs(shape, wanted, groups, number, model, factors, done)
     if not costs:
         return _by_thumb(shape, wanted, groups, number, asked)
     alike = MARGIN if model.busy(view.name for view in groups) else ALIKE

@@ -58,6 +58,10 @@ class _Run:
     """Chains that ran on its groups then."""
     disturbed: bool = False
     """Another one has come to its groups since, or a measurement had to make way for it."""
+    late: bool = False
+    """Tokens have come late on its groups meanwhile."""
+    done: frozenset[int] = frozenset()
+    """Agents that had ended before it began."""
 
 
 class Preview(NamedTuple):
@@ -107,7 +111,7 @@ class Planner:
         done = frozenset(at for at, phase in enumerate(record.state.phases) if phase is Phase.DONE)
         options = record.options
         plan, model, _ = self._place(record.shape, options.mode, options.group, record.number, done)
-        self._planned = record.id, model.of(plan.groups)
+        self._planned = record.id, model.of({*plan.groups, *_series_group(plan)})
         return plan
 
     def preview(self, shape: ChainShape, mode: Mode, group: str | None, number: int) -> Preview:
@@ -136,8 +140,36 @@ class Planner:
             if not run.groups.isdisjoint(groups):
                 beside += 1
                 run.disturbed = True
-        delayed = not groups.isdisjoint(self._measuring)
-        self._runs[record.id] = _Run(record, model, time.monotonic_ns(), groups, beside, delayed)
+        # What it takes on a group that decodes late, for nobody knows how long, says nothing of later ones.
+        delayed = not groups.isdisjoint(self._measuring) or any(map(self._room.is_avoided, groups))
+        done = frozenset(at for at, phase in enumerate(record.state.phases) if phase is Phase.DONE)
+        self._runs[record.id] = _Run(record, model, time.monotonic_ns(), groups, beside, delayed, done=done)
+
+    def degraded(self, group: str) -> None:
+        """The group's tokens come late from now on.
+
+        What chains on it take then is what their placements take on groups that are not steady, so it is learned; but
+        it is no sign that the engine has to be measured anew.
+        """
+        for run in self._runs.values():
+            run.late |= group in run.groups
+
+    def series_end_ns(self, record: ChainRecord, index: int) -> int | None:
+        """When an agent would have ended had its chain run in series from its start, by CLOCK_MONOTONIC; None where
+        that cannot be predicted."""
+        run, plan = self._runs.get(record.id), record.plan
+        if run is None or plan is None or plan.predicted is None:
+            return None
+        group = next(iter(_series_group(plan)), plan.groups[index])
+        shape = msgspec.structs.replace(record.shape, outputs=_expected(record))
+        ends = run.model.series_ends(shape, group, run.done)
+        factor = next((one.factor for one in plan.predictions if one.placement == "serial"), plan.predicted.factor)
+        return run.started_ns + int(ends[index] * factor * 1e6)
+
+    def without(self, record: ChainRecord) -> CostModel:
+        """The moment's model, as this chain sees it."""
+        others = [running(run.record) for run in self._runs.values() if run.record is not record]
+        return CostModel(self._room.groups(), others, self._costs)
 
     def ended(self, record: ChainRecord, stage: ChainStage) -> None:
         """A chain runs no more; harmless where it never did."""
@@ -150,7 +182,8 @@ class Planner:
             return
         actual_ms = (max(agent.last_token_ns for agent in record.agents) - run.started_ns) / 1e6
         expected_ms = self._hindsight_ms(run, prediction)
-        comparable = _as_planned(record) and not run.disturbed and min(actual_ms, expected_ms) > 0
+        as_planned = _as_planned(record)
+        comparable = (as_planned or _rerouted(record)) and not run.disturbed and min(actual_ms, expected_ms) > 0
         _log.info(
             "prediction",
             chain=record.id,
@@ -164,7 +197,7 @@ class Planner:
             learned=comparable,
         )
         if comparable:
-            self._learn(record, run, prediction, actual_ms / expected_ms * prediction.factor)
+            self._learn(record, run, prediction, actual_ms / expected_ms * prediction.factor, steady=not run.late)
 
     @contextmanager
     def measuring(self, group: str) -> Iterator[None]:
@@ -207,7 +240,7 @@ class Planner:
         return _Placed(msgspec.structs.replace(plan, why=fewer) if fewer else plan, model, views)
 
     def _model(self, views: Sequence[GroupView]) -> CostModel:
-        return CostModel(views, [_running(run.record) for run in self._runs.values()], self._costs)
+        return CostModel(views, [running(run.record) for run in self._runs.values()], self._costs)
 
     def _hindsight_ms(self, run: _Run, prediction: Prediction) -> float:
         """What would have been predicted had the lengths of the outputs been known."""
@@ -219,10 +252,10 @@ class Planner:
         cost = run.model.predict(shape, prediction.placement, prediction.groups)
         return cost.prediction.e2e_ms * prediction.factor
 
-    def _learn(self, record: ChainRecord, run: _Run, prediction: Prediction, ratio: float) -> None:
+    def _learn(self, record: ChainRecord, run: _Run, prediction: Prediction, ratio: float, *, steady: bool) -> None:
         kind = kind_of(record.shape, scaled(prediction, 1.0 / prediction.factor), busy=run.load > 0)
         self._factors.learn(kind, prediction.placement, run.groups, ratio)
-        if prediction.placement != "serial" or run.load:
+        if prediction.placement != "serial" or run.load or not steady:
             return
         (group,) = run.groups
         if self._drift(group, record.shape, kind).add(ratio) and group not in self.drifted:
@@ -241,7 +274,20 @@ class Planner:
         return found
 
 
-def _running(record: ChainRecord) -> RunningChain:
+def _series_group(plan: Plan) -> set[str]:
+    """The group on which series was predicted to be fastest; empty where it was not predicted."""
+    return next(({one.groups[0]} for one in plan.predictions if one.placement == "serial"), set())
+
+
+def _expected(record: ChainRecord) -> tuple[int, ...]:
+    """What each agent has written, of those that have ended, or may write."""
+    return tuple(
+        len(agent.output_ids) if agent.finish_reason is not None else expected
+        for agent, expected in zip(record.agents, record.shape.outputs, strict=True)
+    )
+
+
+def running(record: ChainRecord) -> RunningChain:
     """A chain that runs, as the cost model sees it."""
     assert record.state.placement is not None  # noqa: S101 - set at its start
     return RunningChain(
@@ -267,3 +313,9 @@ def _as_planned(record: ChainRecord) -> bool:
         for agent, group in zip(record.agents, record.plan.groups, strict=True)
     )
     return clean and not record.recovered and not record.state.moved
+
+
+def _rerouted(record: ChainRecord) -> bool:
+    """Whether it ran as planned but for what was done about groups whose tokens came late."""
+    clean = all(not agent.losses and len(agent.resumed) == agent.moves for agent in record.agents)
+    return clean and record.rerouted and not record.recovered

@@ -33,7 +33,9 @@ class Recalibration:
         now = asyncio.get_running_loop().time()
         for group in self._planner.drifted:
             worker = fleet.workers.get(group)
-            idle = worker is not None and worker.state == "ready" and not worker.hops
+            # What an engine takes while its device is slowed down is not what it takes.
+            well = worker is not None and worker.state == "ready" and worker.health.state == "healthy"
+            idle = well and worker is not None and not worker.hops
             if worker is None or not idle or group in self._tasks or now < self._not_before.get(group, 0.0):
                 continue
             self._not_before[group] = now + PAUSE_S

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pingpong_bus.chain import Chain
-from pingpong_bus.messages import EngineFigures, Literals, OutputOf, PreparedAgent, SubmitOptions
+from pingpong_bus.messages import EngineFigures, JitterCause, Literals, OutputOf, PreparedAgent, SubmitOptions
 
 RUNG_TOKENS = 64
 """Prefixes are told apart at multiples of this: what two prompts share is known to within so many tokens. A whole
@@ -44,6 +44,8 @@ class GroupView(msgspec.Struct, frozen=True):
     """Whether its tokens come late now, so that another group is better."""
     slowdown: float = 1.0
     """What its tokens take now over what they should."""
+    cause: JitterCause | None = None
+    """Of what makes them late."""
 
 
 class ChainShape(msgspec.Struct, frozen=True):

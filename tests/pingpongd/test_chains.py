@@ -18,6 +18,7 @@ from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AppendRecord,
     ChainResult,
+    GroupHealth,
     HopAppended,
     HopEnded,
     Literals,
@@ -27,13 +28,18 @@ from pingpong_bus.messages import (
 from pingpongd.stored import Job
 from pingpongd.worker_handle import EndOrder
 
+STEADY = GroupHealth()
+SLOW = GroupHealth(state="degraded", slowdown=100.0)
+RECOVERS = GroupHealth(state="recovering")
+
 
 class AnyOrder(RuleBasedStateMachine):
     """Two workers, each with reports of its own in order, between them in any order."""
 
-    @initialize(ends=st.sampled_from([3, 1000]), measured=st.booleans())
+    @initialize(ends=st.sampled_from([3, 1000]), measured=st.sampled_from([True, True, False]))
     def begin(self, ends: int, measured: bool) -> None:
-        """With few ends, agents under which engines die come to run alone, and fail in the end."""
+        """With few ends, agents under which engines die come to run alone, and fail in the end. Hops are moved off
+        groups that decode late where these were measured."""
         self.service = Service(H200 if measured else None)
         self.service.give_up_after(ends)
 
@@ -92,6 +98,22 @@ class AnyOrder(RuleBasedStateMachine):
             worker.reports.append(HopEnded(hop=hop, state="lost", at_ns=1, code="EngineLost", message="it died"))
         worker.running.clear()
         worker.reachable = False
+
+    @rule(data=st.data(), health=st.sampled_from([STEADY, STEADY, SLOW, RECOVERS]))
+    def wobble(self, data: st.DataObject, health: GroupHealth) -> None:
+        """A group's tokens begin to come late, or do so no more."""
+        data.draw(st.sampled_from(list(self.service.fleet.workers.values()))).health = health
+        self.service.run(self.service.chains.runs.look_at_health)
+
+    @precondition(lambda self: any(hop.step > 2 for hop in self.service.fleet.running()))
+    @rule(data=st.data())
+    def slow_down_under_a_hop(self, data: st.DataObject) -> None:
+        workers = self.service.fleet.workers.values()
+        writing = [worker for worker in workers if any(hop.step > 2 for hop in worker.running.values())]
+        chosen = data.draw(st.sampled_from(writing))
+        for worker in workers:
+            worker.health = SLOW if worker is chosen else STEADY
+        self.service.run(self.service.chains.runs.look_at_health)
 
     @precondition(lambda self: len(self.service.fleet.ready) < 2)
     @rule(data=st.data())

@@ -157,3 +157,36 @@ def test_on_a_grid_whole_cells_of_a_prefix_count() -> None:
     shape = chain_shape([[]] * 4, prepared, 256)
     assert [length for _, length in shape.prefixes] == [256, 256, 256, 512]
     assert len({digest for digest, _ in shape.prefixes}) == 2, "what follows the last cell is not cached"
+
+
+def late(name: str, *, slowdown: float = 2.0, overlap: bool = False, hops: int = 0) -> GroupView:
+    return GroupView(name, hops, overlap=overlap, degraded=True, slowdown=slowdown, cause="thermal_throttle")
+
+
+def test_auto_gives_nothing_to_a_degraded_group_while_another_can_take_it() -> None:
+    plan = place(COLD, "auto", [GroupView("a", 3), late("b")], 0)
+    assert set(plan.groups) == {"a"}
+    assert plan.why.endswith("without b: its tokens take 2.0 times as long now (thermal throttle)")
+    three = place(COLD, "auto", [GroupView("a", 0), late("b"), GroupView("c", 0)], 0)
+    assert (three.placement, set(three.groups)) == ("ping-pong", {"a", "c"})
+
+
+def test_degraded_groups_are_used_where_there_are_no_others() -> None:
+    plan = place(COLD, "auto", [late("a"), late("b", slowdown=1.0)], 0)
+    assert set(plan.groups) == {"a", "b"}
+    assert plan.why.endswith(
+        "; a: its tokens take 2.0 times as long now (thermal throttle); b: it recovers (thermal throttle)"
+    )
+
+
+def test_a_mode_that_was_asked_for_takes_a_degraded_group_only_where_it_needs_it() -> None:
+    two = [late("a", overlap=True), GroupView("b", 5)]
+    assert set(place(COLD, "serial", two, 0).groups) == {"b"}
+    assert set(place(COLD, "overlap", two, 0).groups) == {"a"}
+    both = place(COLD, "ping-pong", two, 0)
+    assert set(both.groups) == {"a", "b"}
+    assert both.why == "asked for; a: its tokens take 2.0 times as long now (thermal throttle)"
+    assert set(place(COLD, "ping-pong", [*two, GroupView("c", 0)], 0).groups) == {"b", "c"}
+    named = place(COLD, "auto", two, 0, group="a")
+    assert set(named.groups) == {"a"}
+    assert "2.0 times as long" in named.why

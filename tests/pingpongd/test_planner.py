@@ -13,7 +13,7 @@ import structlog
 from chains_desk import Service, chain_reading
 from engine_figures import H200
 from pingpong_bus.errors import UsageError
-from pingpong_bus.messages import PROTOCOL_VERSION, Explain, Explained, Submit, SubmitOptions
+from pingpong_bus.messages import PROTOCOL_VERSION, Explain, Explained, GroupHealth, Submit, SubmitOptions
 from pingpongd.drift import IN_A_ROW
 from pingpongd.recalibration import PAUSE_S
 
@@ -257,3 +257,36 @@ def test_explain_without_figures_names_the_placement_alone() -> None:
     found = explain(service)
     assert (found.predictions, found.chosen, found.placement) == ([], None, "serial")
     service.close()
+
+
+def test_a_group_that_decodes_late_is_a_matter_of_its_placements_and_not_of_its_engine(
+    service: Service, clock: Clock
+) -> None:
+    usual = predicted_ms(service)
+    clock.took_ms = 1.3 * usual
+    planner = service.chains.runs.planner
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(IN_A_ROW):
+            service.submit(LINE, "serial", group="a")
+            planner.degraded("a")
+            service.settle()
+    assert [entry["learned"] for entry in events(logs, "prediction")] == [True] * IN_A_ROW
+    assert planner.drifted == set()
+    assert service.result(service.submit(LINE, "serial", group="a")).predictions[0].factor > 1.1
+
+
+def test_a_chain_that_began_on_a_slow_group_is_predicted_slow_and_teaches_nothing(
+    service: Service, clock: Clock
+) -> None:
+    clock.took_ms = usual = predicted_ms(service)
+    service.fleet.workers["a"].health = GroupHealth(state="degraded", slowdown=2.0)
+    number = service.submit(LINE, "serial", group="a")
+    begun = service.result(number).predicted_ms
+    with structlog.testing.capture_logs() as logs:
+        service.settle()
+    (entry,) = events(logs, "prediction")
+    assert entry["predicted_ms"] == pytest.approx(2 * usual, rel=0.01)
+    assert entry["learned"] is False
+    service.fleet.workers["a"].health = GroupHealth()
+    again = service.result(service.submit(LINE, "serial", group="a")).predicted_ms
+    assert begun == pytest.approx(2 * again, rel=0.01) if again is not None else False

@@ -1,0 +1,222 @@
+"""Keeps running chains off groups whose tokens come late: agents that have not started, and hops that fall behind.
+
+What is decided is in `replanning.py` and `moving.py`, which are pure; here is what they are told of the moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from pingpong_bus.log_records import HopMoved
+from pingpongd.agent_task import Stage
+from pingpongd.chain_record import ChainRecord
+from pingpongd.chain_state import Phase
+from pingpongd.chain_state import Stage as ChainStage
+from pingpongd.cost_model import CostModel, cached_prefix
+from pingpongd.hop_room import HopRoom
+from pingpongd.moving import LateHop, Move, Seat, moves, spell_ms
+from pingpongd.placement import lateness
+from pingpongd.planner import Planner, running
+from pingpongd.replanning import Replan, replan
+
+Hops = Mapping[str, tuple[ChainRecord, int, str]]
+"""Those that may still report: chain, agent, group."""
+_WEIGHT = 0.3
+"""Of the latest spell in the mean of a group's."""
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """A hop that its worker was asked to leave, and where room is set aside for the next one."""
+
+    move: Move
+    group: str
+    next_hop: str
+
+
+class _Spells:
+    """How long a group is slow, when it is."""
+
+    def __init__(self) -> None:
+        self.since_ns = 0
+        """When the present spell began; 0: there is none."""
+        self.mean_ms: float | None = None
+
+    def began(self, now_ns: int) -> None:
+        self.since_ns = self.since_ns or now_ns
+
+    def ended(self, now_ns: int) -> None:
+        if self.since_ns:
+            lasted = (now_ns - self.since_ns) / 1e6
+            self.mean_ms = lasted if self.mean_ms is None else self.mean_ms + _WEIGHT * (lasted - self.mean_ms)
+            self.since_ns = 0
+
+    def left_ms(self, now_ns: int) -> float:
+        return spell_ms((now_ns - self.since_ns) / 1e6 if self.since_ns else 0.0, self.mean_ms)
+
+
+class Mover:
+    """Belongs to one event loop."""
+
+    def __init__(self, room: HopRoom, planner: Planner) -> None:
+        """Args:
+        room: says which groups are well, and where hops fit.
+        planner: predicts.
+        """
+        self.enabled = True
+        """Whether hops are moved; agents that have not started go elsewhere all the same."""
+        self._room = room
+        self._planner = planner
+        self._asked: dict[str, _Asked] = {}
+        self._spells: dict[str, _Spells] = {}
+        self._avoided: frozenset[str] = frozenset()
+
+    def changed(self) -> bool:
+        """Whether other groups are avoided than when it was asked last."""
+        fleet = self._room.fleet
+        if fleet is None:
+            return False
+        now_ns = time.monotonic_ns()
+        for name, worker in fleet.workers.items():
+            spells = self._spells.setdefault(name, _Spells())
+            if worker.health.state == "degraded":
+                spells.began(now_ns)
+            else:
+                spells.ended(now_ns)
+        avoided = frozenset(name for name in fleet.workers if self._room.is_avoided(name))
+        for name in avoided - self._avoided:
+            self._planner.degraded(name)
+        before, self._avoided = self._avoided, avoided
+        return avoided != before
+
+    # ------------------------------------------------------------------------------- agents that have not started
+
+    def replan(self, record: ChainRecord, index: int) -> Replan | None:
+        """How a chain goes on one of whose agents is to be dispatched to a group that is avoided now; None: as it was
+        planned, for there is no reason or no way to do otherwise."""
+        options = record.options
+        if options.group is not None or not self._room.is_avoided(record.agents[index].worker):
+            return None
+        waiting = [at for at, phase in enumerate(record.state.phases) if phase is Phase.WAITING or at == index]
+        views = self._room.able(record, index)
+        chain = running(record)
+        agents = list(chain.agents)
+        agents[index] = msgspec.structs.replace(agents[index], stage=Stage.WAITING)
+        chain = msgspec.structs.replace(chain, agents=tuple(agents))
+        return replan(chain, waiting, options.mode, views, self._planner.without(record))
+
+    def lateness(self, group: str) -> str:
+        """Why a group is avoided, in a clause."""
+        fleet = self._room.fleet
+        return lateness(fleet.workers[group].view(held=False)) if fleet is not None else ""
+
+    # -------------------------------------------------------------------------------------------- hops that run
+
+    def moves(self, hops: Hops) -> list[Move]:
+        """The hops that are to leave their groups now; room is set aside where they go."""
+        late = [
+            (hop, record, index, group)
+            for hop, (record, index, group) in hops.items()
+            if hop not in self._asked and self._may_leave(record, index, group)
+        ]
+        if not late:
+            return []
+        now_ns, found = time.monotonic_ns(), dict[str, tuple[ChainRecord, int, str]]()
+        model = CostModel([msgspec.structs.replace(view, degraded=False) for view in self._room.groups()])
+        candidates = []
+        for hop, record, index, group in late:
+            if (candidate := self._late_hop(hop, record, index, group, model, now_ns)) is not None:
+                candidates.append(candidate)
+                found[hop] = record, index, group
+        chosen = moves(candidates, self._seats(hops, model, now_ns)) if candidates else []
+        return [move for move in chosen if self._set_aside(move, *found[move.hop])]
+
+    def over(self, hop: str) -> Move | None:
+        """A hop reports its end: the room that was kept for the next one is free; what was asked of it, if anything."""
+        asked = self._asked.pop(hop, None)
+        if asked is None:
+            return None
+        self._room.give_back(asked.move.to, asked.next_hop)
+        return asked.move
+
+    def moved(self, record: ChainRecord, index: int, hop: str, group: str, move: Move) -> HopMoved:
+        """A hop has left its group: note where the agent goes on, and say so."""
+        agent = record.agents[index]
+        agent.worker, record.rerouted = move.to, True
+        agent.moves += 1
+        fleet = self._room.fleet
+        return HopMoved(
+            chain=record.id,
+            agent=record.chain.agents[index].name,
+            hop=hop,
+            worker=group,
+            to=move.to,
+            tokens=len(agent.output_ids),
+            left_ms=round(move.stay_ms, 1),
+            there_ms=round(move.there_ms, 1),
+            cause=fleet.workers[group].health.cause if fleet is not None else None,
+        )
+
+    def _may_leave(self, record: ChainRecord, index: int, group: str) -> bool:
+        fleet = self._room.fleet
+        return (
+            self.enabled
+            and fleet is not None
+            and self._room.is_avoided(group)
+            and fleet.workers[group].health.state == "degraded"
+            and record.options.group is None
+            and record.options.mode != "ping-pong"
+            and record.state.stage is ChainStage.RUNNING
+            and record.state.phases[index] is Phase.WRITING
+        )
+
+    def _late_hop(
+        self, hop: str, record: ChainRecord, index: int, group: str, model: CostModel, now_ns: int
+    ) -> LateHop | None:
+        """None where nothing can be predicted of it, or nobody could take it."""
+        series_end = self._planner.series_end_ns(record, index)
+        held = {
+            view.name: cached_prefix(record.shape, index, view)
+            for view in self._room.able(record, index)
+            if view.name != group
+            and self._room.has_room(record, index, view.name)
+            and model.cost(view.name) is not None
+        }
+        if series_end is None or not held or model.cost(group) is None:
+            return None
+        agent = record.agents[index]
+        return LateHop(
+            hop=hop,
+            group=group,
+            prompt=agent.prompt_tokens,
+            written=len(agent.output_ids),
+            left=max(0, record.shape.outputs[index] - len(agent.output_ids)),
+            series_ms=(series_end - now_ns) / 1e6,
+            held=held,
+            replays=record.job.exact.level != "fast",
+            moves=agent.moves,
+        )
+
+    def _seats(self, hops: Hops, model: CostModel, now_ns: int) -> dict[str, Seat]:
+        writers = Counter(
+            group for record, index, group in hops.values() if record.state.phases[index] is Phase.WRITING
+        )
+        seats: dict[str, Seat] = {}
+        for view in self._room.groups():
+            if (cost := model.cost(view.name)) is not None:
+                lasts = self._spells[view.name].left_ms(now_ns) if view.name in self._spells else spell_ms(0.0, None)
+                slowdown = view.slowdown if view.degraded else 1.0
+                seats[view.name] = Seat(cost, writers[view.name], slowdown, lasts if view.degraded else 0.0)
+        return seats
+
+    def _set_aside(self, move: Move, record: ChainRecord, index: int, group: str) -> bool:
+        """Keep room for a hop where it goes to; False where others took it just now."""
+        if not self._room.has_room(record, index, move.to):
+            return False
+        next_hop = f"{record.id}/{index}/{record.agents[index].hops}"
+        self._room.set_aside(record, index, move.to, next_hop)
+        self._asked[move.hop] = _Asked(move, group, next_hop)
+        return True
