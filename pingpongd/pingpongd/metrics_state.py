@@ -99,7 +99,7 @@ def _of_daemon(status: StatusReply, tick_age_s: float) -> Iterator[Metric]:
     yield InfoMetricFamily(
         "pingpong_build",
         "Version of the daemon.",
-        value={"version": status.version, "python": status.python, "instance": status.instance},
+        value={"version": status.version, "python": status.python, "daemon": status.instance},
     )
     yield GaugeMetricFamily("pingpong_uptime_seconds", "Since the daemon's start.", status.uptime_s)
     yield GaugeMetricFamily(
