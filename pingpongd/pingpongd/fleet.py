@@ -29,9 +29,10 @@ from pingpong_bus.messages import (
 from pingpong_bus.slab import Slab
 from pingpongd.config import DaemonConfig
 from pingpongd.group_life import GroupLife
+from pingpongd.jitter_watch import JitterWatch
 from pingpongd.last_words import log_folder, warn_of_folder
 from pingpongd.placement import GroupView
-from pingpongd.process import Guard
+from pingpongd.process import Guard, WorkerProcess
 from pingpongd.restart import GiveUp
 from pingpongd.runtime_dir import RuntimeDir
 from pingpongd.worker_drain import finish_hops
@@ -99,13 +100,21 @@ class Fleet:
         self._listener = listener
         self._link = WorkerLink(context, runtime.workers)
         self.workers = {group.name: Worker(group, runtime.bell(group.name)) for group in config.groups}
-        spawn = WorkerSpawn(lambda: self._config, model, runtime, slab, guard)
+        self.health_listeners: list[Callable[[Worker], None]] = []
+        """Called with each group whose health has changed its state."""
+        self._jitter = JitterWatch(self.workers, lambda: self._config, self._health_changed)
+        start = WorkerSpawn(lambda: self._config, model, runtime, slab, guard)
+
+        def spawn(worker: Worker) -> WorkerProcess:
+            self._jitter.begins(worker)
+            return start(worker)
+
         self._lives = {
             worker.name: GroupLife(worker, self._link, lambda: self._config, spawn, self)
             for worker in self.workers.values()
         }
         self._watch = WorkerWatch(list(self.workers.values()), lambda: self._config, self.too_slow)
-        self.beat_listeners: list[Callable[[Worker, Heartbeat], None]] = []
+        self.beat_listeners: list[Callable[[Worker, Heartbeat], None]] = [self._jitter.beat]
         """Called with every heartbeat, once it has been taken."""
         self._stopping = False
         self._life_tasks: list[asyncio.Task[None]] = []
@@ -131,16 +140,19 @@ class Fleet:
         return [worker.view() for worker in self.ready]
 
     def apply(self, config: DaemonConfig) -> None:
-        """Take from a re-read configuration what can change: `watch`, `restart`, `start_seconds`, `log_dir`,
-        `log_worker_output`. A new `heartbeat_s` is for the workers that start from now on."""
+        """Take from a re-read configuration what can change: `decode_first`, `jitter`, `watch`, `restart`,
+        `start_seconds`, `log_dir`, `log_worker_output`. A new `heartbeat_s` is for workers that start from now on."""
         self._config = msgspec.structs.replace(
             self._config,
+            decode_first=config.decode_first,
+            jitter=config.jitter,
             watch=config.watch,
             restart=config.restart,
             start_seconds=config.start_seconds,
             log_dir=config.log_dir,
             log_worker_output=config.log_worker_output,
         )
+        self._jitter.apply()
         warn_of_folder(log_folder(self._config.log_dir))
 
     # --------------------------------------------------------------------------------------------------- start and stop
@@ -158,6 +170,7 @@ class Fleet:
         self._run(self._tasks, self._link.receive(talk.handle, talk.unreadable), "fleet-receive")
         self._run(self._tasks, self._watch.serving(), "fleet-watch-serving")
         self._run(self._tasks, self._watch.starting(), "fleet-watch-starting")
+        self._run(self._tasks, self._jitter.run(), "fleet-jitter")
         warn_of_folder(log_folder(self._config.log_dir))
         for worker in self.workers.values():
             self._live(worker)
@@ -189,6 +202,7 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._jitter.close)
         for future in (self._all_served, self.broken):
             if not future.cancel() and not future.cancelled():
                 future.exception()  # seen by now, or of no matter: the fleet is over
@@ -337,6 +351,7 @@ class Fleet:
 
     def lost(self, worker: Worker, why: str) -> None:
         """A worker that served was reaped."""
+        self._jitter.gone(worker)
         self._listener.worker_lost(worker, f'worker "{worker.name}" is gone: {why}.')
         worker.hops.clear()
 
@@ -350,6 +365,10 @@ class Fleet:
         self._listener.group_failed(worker, message)
         if all(worker.state == "failed" for worker in self.workers.values()) and not self.broken.done():
             self.broken.set_exception(error)
+
+    def _health_changed(self, worker: Worker) -> None:
+        for listener in self.health_listeners:
+            listener(worker)
 
     def _live(self, worker: Worker) -> None:
         self._run(self._life_tasks, self._lives[worker.name].run(), f"group-{worker.name}")

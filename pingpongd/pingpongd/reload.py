@@ -13,6 +13,7 @@ CHANGEABLE = frozenset(
         "decode_first",
         "drain_seconds",
         "exactness",
+        "jitter",
         "log_dir",
         "log_level",
         "log_prompts",
