@@ -90,6 +90,13 @@ def png(figure: Figure, *, dpi: int = DPI) -> bytes:
     return buffer.getvalue()
 
 
+def svg(figure: Figure) -> bytes:
+    """A figure as an SVG file."""
+    buffer = io.BytesIO()
+    _write(figure, buffer, "svg", DPI)
+    return buffer.getvalue()
+
+
 def inline_svg(figure: Figure, name: str, label: str) -> str:
     """A figure as an `svg` element to stand in an HTML page: it needs no other file and fits the page's width.
 
@@ -97,9 +104,7 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
         name: of letters and digits; begins all ids inside, so that several pictures may stand in one page.
         label: what it shows, for those who cannot see it.
     """
-    buffer = io.BytesIO()
-    _write(figure, buffer, "svg", DPI)
-    text = buffer.getvalue().decode()
+    text = svg(figure).decode()
     text = text[text.index("<svg") :]  # without the XML declaration and the doctype, which HTML has not
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, count=1, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
