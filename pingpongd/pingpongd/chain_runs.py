@@ -308,7 +308,7 @@ class ChainRuns:
             move = None  # its chain ends
         if move is not None:
             why = f"moved to {move.to}: of {group}, {self.mover.lateness(group)}"
-            _log.info("hop_moved", **msgspec.to_builtins(self.mover.moved(record, index, hop, group, move)))
+            self.tell.hop_moved(self.mover.moved(record, index, hop, group, move))
         else:
             _log.warning(
                 "hop_lost",
@@ -381,6 +381,7 @@ class ChainRuns:
             return [*rerouted, Held(index)]
         moved = [*rerouted, *self._move(record, index, worker)]
         agent.hop = hop
+        started_ns = time.monotonic_ns()  # its worker may be at it before the message is on its way
         try:
             spec = hop_spec(record, index, lambda at: self._stream(record, at), self.config)
             self._fleet.send(worker, StartHop(spec=spec))
@@ -399,7 +400,7 @@ class ChainRuns:
             return [*moved, Held(index)]
         room.release(record, index)
         agent.hops += 1
-        agent.entries.append(HopRecord(worker.name, time.monotonic_ns(), len(agent.output_ids)))
+        agent.entries.append(HopRecord(worker.name, started_ns, len(agent.output_ids)))
         record.devices[worker.name] = [gpu.uuid for gpu in worker.gpus] or worker.group.devices
         self._hops[hop] = record, index, worker.name
         worker.hops.add(hop)
@@ -418,15 +419,7 @@ class ChainRuns:
         late = self.mover.lateness(group)
         why = f'{record.plan.why}; "{name}" on {new.groups[index]}, not {group}: {late}'
         record.plan, record.rerouted = msgspec.structs.replace(record.plan, why=why), True
-        _log.info(
-            "agent_rerouted",
-            chain=record.id,
-            agent=name,
-            worker=group,
-            to=new.groups[index],
-            placement=new.placement,
-            reason=late,
-        )
+        self.tell.agent_rerouted(record, index, group, new.placement, late)
         events: list[Event] = [] if new.placement == record.state.placement else [Moved(new.placement)]
         if new.placement == "serial" and any(phase not in (Phase.WRITTEN, Phase.DONE) for phase in phases[:index]):
             events += [Held(index), Retry(index)]  # its turn comes when those before it have written
@@ -435,11 +428,15 @@ class ChainRuns:
     def _move_hops(self) -> None:
         """Have workers leave the hops that are better off elsewhere."""
         for move in self.mover.moves(self._hops):
+            record, index, group = self._hops[move.hop]
             try:
-                self._fleet.send(self._fleet.workers[self._hops[move.hop][2]], ReleaseHop(hop=move.hop))
+                self._fleet.send(self._fleet.workers[group], ReleaseHop(hop=move.hop))
             except EngineError as error:  # its end is reported by worker_lost
                 self.mover.over(move.hop)
-                _log.warning("release_not_sent", hop=move.hop, error=str(error))
+                name = record.chain.agents[index].name
+                _log.warning(
+                    "release_not_sent", chain=record.id, agent=name, hop=move.hop, worker=group, error=str(error)
+                )
 
     def _move(self, record: ChainRecord, index: int, worker: Worker) -> list[Event]:
         """Let an agent, and those that were to follow it there in its one-group chain, run on another group."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import structlog
 
-from pingpong_bus.messages import ChainEvent, EventKind
+from pingpong_bus.log_records import HopMoved
+from pingpong_bus.messages import ChainEvent, EventKind, Placement
 from pingpongd.chain_record import ChainRecord
 
 _log = structlog.get_logger()
@@ -93,6 +94,41 @@ class ChainTeller:
             output_tokens=len(agent.output_ids),
             appends=len(agent.appends),
             resumed=len(agent.resumed),
+        )
+
+    def agent_rerouted(self, record: ChainRecord, index: int, group: str, placement: Placement, late: str) -> None:
+        """An agent runs elsewhere than on the group that it was planned for.
+
+        Args:
+            record: its chain, which knows where it runs.
+            index: the agent.
+            group: that it was planned for.
+            placement: of what is left of its chain.
+            late: why, in a clause.
+        """
+        _log.info(
+            "agent_rerouted",
+            chain=record.id,
+            agent=record.chain.agents[index].name,
+            worker=group,
+            to=record.agents[index].worker,
+            placement=placement,
+            reason=late,
+        )
+
+    def hop_moved(self, moved: HopMoved) -> None:
+        """A hop was taken off a group whose tokens come late."""
+        _log.info(
+            "hop_moved",
+            chain=moved.chain,
+            agent=moved.agent,
+            hop=moved.hop,
+            worker=moved.worker,
+            to=moved.to,
+            tokens=moved.tokens,
+            left_ms=moved.left_ms,
+            there_ms=moved.there_ms,
+            cause=moved.cause,
         )
 
     def resumed(self, record: ChainRecord, index: int) -> None:

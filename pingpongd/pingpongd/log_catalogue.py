@@ -318,6 +318,18 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
             ("chain", "agent", "hop", "worker", "to", "tokens", "left_ms", "there_ms", "cause"),
             {"worker": "that it left"},
         ),
+        "agent_rerouted": Event(
+            _INFO,
+            "an agent runs elsewhere than planned, for its group's tokens come late",
+            ("chain", "agent", "worker", "to", "placement", "reason"),
+            {"worker": "that it was planned for", "placement": "of what is left of its chain"},
+        ),
+        "release_not_sent": Event(
+            _WARNING,
+            "a worker does not hear that a hop is to go elsewhere",
+            ("chain", "agent", "hop", "worker", "error"),
+            limit=Limit(100, 10.0),
+        ),
     },
 }
 """By what they are about, in the order of the documentation."""
