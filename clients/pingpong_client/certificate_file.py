@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 import msgspec
 
 from pingpong_bus.chain import MAX_CHAIN_BYTES
-from pingpong_bus.errors import DataError, UsageError
+from pingpong_bus.errors import DataError
 from pingpong_client.certificate import CERTIFICATE_VERSION, Certificate
 from pingpong_client.chain_file import read_file
+from pingpong_client.output_file import write_file
 
 _HINT = "Name a file that `verify -o FILE` or `verify --json` has written."
 
@@ -59,49 +58,4 @@ def write_certificate(path: Path, certificate: Certificate) -> None:
         UsageError: no file can be made there.
         OSError: the disk is full, or fails.
     """
-    document = msgspec.json.format(msgspec.json.encode(certificate), indent=2) + b"\n"
-    path = path.resolve()  # a link stays one
-    if _is_special(path):
-        with path.open("wb") as file:
-            file.write(document)
-        return
-    beside = _file_beside(path)
-    try:
-        beside.write_bytes(document)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink()
-        raise
-
-
-def check_writable(path: Path) -> None:
-    """Find out before the runs, which may take long, whether a file can be made there.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    path = path.resolve()
-    if not _is_special(path):
-        _file_beside(path).unlink()
-
-
-def _is_special(path: Path) -> bool:
-    """Whether there is something that is neither a file nor a folder: a device, a pipe."""
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _file_beside(path: Path) -> Path:
-    """A new file in the same folder."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder.", field="--output", hint="Name a file.")
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".certificate-", suffix=".json")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}.", field="--output", hint="Check its path and rights."
-        ) from None
-    umask = os.umask(0)
-    os.umask(umask)
-    os.fchmod(descriptor, 0o666 & ~umask)  # mkstemp's own is for its owner alone
-    os.close(descriptor)
-    return Path(name)
+    write_file(path, msgspec.json.format(msgspec.json.encode(certificate), indent=2) + b"\n")

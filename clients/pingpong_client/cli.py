@@ -20,7 +20,20 @@ from typing import NoReturn
 
 from pingpong_bus.errors import PingpongError, UsageError
 from pingpong_client.client import RECONNECT_S, AsyncClient
-from pingpong_client.commands import attach, cancel, drain, forget, result, schema, status, submit, top, verify
+from pingpong_client.commands import (
+    attach,
+    cancel,
+    drain,
+    forget,
+    jitter,
+    result,
+    schema,
+    status,
+    submit,
+    timeline,
+    top,
+    verify,
+)
 from pingpong_client.commands import list as list_chains
 from pingpong_client.commands.arguments import seconds
 from pingpong_client.commands.context import Command, Context
@@ -30,6 +43,8 @@ COMMANDS: dict[str, Command] = {
     "verify": verify,
     "attach": attach,
     "result": result,
+    "timeline": timeline,
+    "jitter": jitter,
     "list": list_chains,
     "status": status,
     "top": top,

@@ -22,8 +22,9 @@ from pingpong_client.certificate import (
     describe,
     digest,
 )
-from pingpong_client.certificate_file import check_writable, read_certificate, write_certificate
+from pingpong_client.certificate_file import read_certificate, write_certificate
 from pingpong_client.certificate_table import certificate_lines
+from pingpong_client.output_file import check_writable
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=30)
 

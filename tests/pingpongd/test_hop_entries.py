@@ -61,15 +61,15 @@ def test_a_loss_ends_a_hop_and_the_next_one_begins_behind_it(service: Service) -
     assert second.started_ms >= first.ended_ms > first.started_ms
 
 
-def test_a_hop_that_was_released_has_moved(service: Service) -> None:
+def test_a_hop_that_its_worker_leaves_unasked_is_lost(service: Service) -> None:
     number = service.submit(chain_reading([set()]), "serial")
     worker = run_until(service, 1)
     (hop,) = list(worker.running)
     del worker.running[hop]
-    worker.reports.append(HopEnded(hop=hop, state="released", at_ns=9, message="its group is degraded"))
+    worker.reports.append(HopEnded(hop=hop, state="released", at_ns=9, message="it left"))
     service.settle()
     first, second = hops(service.result(number))
-    assert (first.state, first.tokens, first.why) == ("moved", 1, "its group is degraded")
+    assert (first.state, first.tokens, first.why) == ("lost", 1, "it left")
     assert (second.state, second.tokens_before, second.tokens) == ("finished", 1, 2)
 
 

@@ -10,12 +10,13 @@ from pingpong_bus.chain import resolve_inputs
 from pingpong_bus.messages import Mode
 from pingpong_client.against import check_same_chain
 from pingpong_client.certificate import ReadAheadMode
-from pingpong_client.certificate_file import check_writable, read_certificate, write_certificate
+from pingpong_client.certificate_file import read_certificate, write_certificate
 from pingpong_client.certificate_table import certificate_lines
 from pingpong_client.chain_file import load_chain, parse_inputs
 from pingpong_client.commands.arguments import add_chain_file, add_exactness, add_json, add_session, positive
 from pingpong_client.commands.context import Context
 from pingpong_client.commands.showing import tell_absence
+from pingpong_client.output_file import check_writable
 from pingpong_client.verification import verify
 
 HELP = "prove that reading ahead gives the same tokens as running in series"

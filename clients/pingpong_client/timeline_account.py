@@ -1,0 +1,321 @@
+"""Where a chain's time went: what reading ahead hid, what was waited for, what was done twice, and what had been
+predicted. Pure.
+
+The critical path is walked back from the last token, from each agent to the one that it waited for; its times add up
+to the chain's (as those of a `Prediction` do). What was done beside the path costs no time of its own: appends before
+their agent's turn had come are what reading ahead hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from pingpong_bus.messages import AgentResult, ChainResult, HopEntry, Prediction
+from pingpong_client.timeline_spans import HopSpans, Span, chain_spans, hops_of, kept_from
+
+PathKind = Literal["queue", "wait", "prefill", "decode", "recovery"]
+PATH_KINDS: tuple[PathKind, ...] = ("queue", "wait", "prefill", "decode", "recovery")
+
+
+class PathStep(msgspec.Struct, frozen=True):
+    """A stretch of the critical path.
+
+    ``queue``: the chain had not left the queue. ``wait``: the agent's turn had come, and no hop of it ran. ``prefill``:
+    from then, or from its hop's start, to its first token. ``decode``: until its last. ``recovery``: what a loss or a
+    move has cost: until its next hop ran, and its prompt was computed again.
+    """
+
+    kind: PathKind
+    start_ms: float
+    end_ms: float
+    agent: str = ""
+    worker: str = ""
+
+    @property
+    def ms(self) -> float:
+        """How long it took."""
+        return self.end_ms - self.start_ms
+
+
+class Wasted(msgspec.Struct, frozen=True):
+    """Work that was done and did not count, or was done before."""
+
+    prompt_tokens: int = 0
+    """Computed again by a later hop of the agent, where the caches did not hold them."""
+    resumed_tokens: int = 0
+    """Output tokens that a later hop computed again, to go on behind them."""
+    again_ms: float = 0.0
+    """What appends and prefills of later hops took for both."""
+    output_tokens: int = 0
+    """Written and void, for the agent began anew."""
+    output_ms: float = 0.0
+    tail_tokens: int = 0
+    """Read ahead, and computed again with the rest of the prompt: a prefix cache holds whole blocks only, and nothing
+    of an append that was not through."""
+    overtaken: int = 0
+    """Appends that were not through when the prompt was complete."""
+    overtaken_tokens: int = 0
+    replayed_tokens: int = 0
+    """Decoded again to come to the same bits."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there was none."""
+        return self == Wasted()
+
+
+class AgentAccount(msgspec.Struct, frozen=True):
+    """One agent's part; ms, None where it has not come to that."""
+
+    name: str
+    workers: tuple[str, ...]
+    """Of its hops, in order."""
+    ready_ms: float | None
+    """When its turn had come: nothing was left to wait for but its own work."""
+    prefill_ms: float | None
+    """Exposed: from then to its first token."""
+    decode_ms: float | None
+    hidden_ms: float
+    """Appends before its turn had come."""
+    hidden_tokens: int
+    """Of its prompt, appended by then and computed."""
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    hops: int
+    wasted: Wasted
+    on_path: bool
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A time as predicted and as it came, in ms."""
+
+    name: Literal["end to end", "prefill", "decode", "wait", "hidden"]
+    predicted_ms: float
+    took_ms: float
+
+    @property
+    def off(self) -> float | None:
+        """By which part it took longer; None where nothing was predicted."""
+        return self.took_ms / self.predicted_ms - 1 if self.predicted_ms > 0 else None
+
+
+class Account(msgspec.Struct, frozen=True):
+    """A chain's account."""
+
+    e2e_ms: float | None
+    """None unless the chain has finished; then the sum of the path."""
+    path: tuple[PathStep, ...]
+    """In order of time; empty unless the chain has finished."""
+    hidden_ms: float
+    hidden_tokens: int
+    wasted: Wasted
+    agents: tuple[AgentAccount, ...]
+    predicted: Prediction | None
+    """Of the placement that was taken, as it was when the chain left the queue."""
+    comparisons: tuple[Comparison, ...]
+    """From when the chain left the queue, as predictions are; empty where nothing was predicted or it has not
+    finished."""
+
+    def spent_ms(self, kind: PathKind) -> float:
+        """What the path spent in one way."""
+        return sum(step.ms for step in self.path if step.kind == kind)
+
+
+def account(result: ChainResult) -> Account:
+    """Make the account of a chain, whatever has become of it."""
+    hops: dict[int, list[HopSpans]] = {}
+    for hop in chain_spans(result):
+        hops.setdefault(hop.agent, []).append(hop)
+    path = _path(result) if result.state == "finished" else ()
+    on_path = {step.agent for step in path}
+    agents = tuple(
+        _agent(result, index, hops.get(index, []), on_path=agent.name in on_path)
+        for index, agent in enumerate(result.agents)
+    )
+    made = Account(
+        e2e_ms=result.e2e_ms,
+        path=path,
+        hidden_ms=sum(agent.hidden_ms for agent in agents),
+        hidden_tokens=sum(agent.hidden_tokens for agent in agents),
+        wasted=_sum([agent.wasted for agent in agents]),
+        agents=agents,
+        predicted=_predicted(result),
+        comparisons=(),
+    )
+    return msgspec.structs.replace(made, comparisons=_comparisons(made))
+
+
+# --------------------------------------------------------------------------------------------------------- the path
+
+
+def _upstreams(result: ChainResult, index: int) -> list[int]:
+    """The agents that an agent waited for: those that it reads, and in series also the one before."""
+    agent = result.agents[index]
+    indices = {other.name: at for at, other in enumerate(result.agents)}
+    found = [indices[read.agent] for read in agent.reads]
+    if result.placement == "serial" and index > 0:
+        found.append(index - 1)
+    if not found and index > 0 and not agent.hops and agent.ttft_ms is not None and agent.first_token_ms is not None:
+        # A result of a daemon that did not say who reads whom: it is the one that ended when the agent's turn came.
+        ready = agent.first_token_ms - agent.ttft_ms
+        before = [at for at in range(index) if abs((result.agents[at].last_token_ms or 0.0) - ready) < 0.01]
+        found += before[-1:]
+    return found
+
+
+def _latest(result: ChainResult, among: Sequence[int]) -> int | None:
+    """The agent that ended last."""
+    return max(among, key=lambda at: result.agents[at].last_token_ms or 0.0, default=None)
+
+
+def _ready_ms(result: ChainResult, index: int) -> float | None:
+    """When an agent's turn had come; None while it has not."""
+    lasts = [result.agents[at].last_token_ms for at in _upstreams(result, index)]
+    known = [at for at in lasts if at is not None]
+    if len(known) < len(lasts):
+        return None
+    return max([result.started_ms or 0.0, *known])
+
+
+def _path(result: ChainResult) -> tuple[PathStep, ...]:
+    """The critical path of a chain that has finished."""
+    found: list[list[PathStep]] = []
+    at = _latest(result, range(len(result.agents)))
+    begin = 0.0
+    while at is not None:
+        begin = _ready_ms(result, at) or 0.0
+        found.append(_steps(result.agents[at], begin))
+        at = _latest(result, _upstreams(result, at))
+    queue = [PathStep("queue", 0.0, begin)] if begin > 0 else []
+    return (*queue, *(step for steps in reversed(found) for step in steps))
+
+
+def _steps(agent: AgentResult, begin: float) -> list[PathStep]:
+    """An agent's part of the path, from its turn to its last token, without gaps."""
+    found: list[PathStep] = []
+    hops, last = hops_of(agent), agent.last_token_ms or begin
+    kept = kept_from(hops)
+    cursor = begin
+
+    def until(end: float, kind: PathKind, hop: HopEntry) -> None:
+        nonlocal cursor
+        end = min(end, last)
+        if end > cursor:
+            found.append(PathStep(kind, cursor, end, agent.name, hop.worker))
+            cursor = end
+
+    for number, hop in enumerate(hops):
+        until(hop.started_ms, "wait" if number == 0 else "recovery", hop)
+        end = hop.ended_ms if hop.ended_ms is not None and number + 1 < len(hops) else last
+        if number < kept or (hop.first_token_ms is None and number + 1 < len(hops)):
+            until(end, "recovery", hop)
+            continue
+        if hop.first_token_ms is not None:
+            until(min(hop.first_token_ms, end), "prefill" if number == kept else "recovery", hop)
+            until(end, "decode", hop)
+        else:
+            until(end, "prefill", hop)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ agents
+
+
+def _agent(result: ChainResult, index: int, hops: Sequence[HopSpans], *, on_path: bool) -> AgentAccount:
+    agent, ready = result.agents[index], _ready_ms(result, index)
+    steps = _steps(agent, ready) if ready is not None and agent.last_token_ms is not None else []
+    ahead = [
+        span for hop in hops for span in hop.spans if span.kind == "append" and (ready is None or span.start_ms < ready)
+    ]
+    through = max((span.sent for span in ahead if not span.overtaken and span.end_ms <= (ready or inf)), default=0)
+    # Of an append that was not through, the caches may hold a part.
+    held = min(agent.cached_tokens, max((span.sent for span in ahead), default=0))
+    first = agent.first_token_ms
+    exposed = first - ready if first is not None and ready is not None else None
+    return AgentAccount(
+        name=agent.name,
+        workers=tuple(hop.entry.worker for hop in hops),
+        ready_ms=ready,
+        prefill_ms=sum(step.ms for step in steps if step.kind == "prefill") if steps else exposed,
+        decode_ms=sum(step.ms for step in steps if step.kind == "decode") if steps else None,
+        hidden_ms=sum((span.end_ms if ready is None else min(span.end_ms, ready)) - span.start_ms for span in ahead),
+        hidden_tokens=max(through, held),
+        prompt_tokens=agent.prompt_tokens,
+        cached_tokens=agent.cached_tokens,
+        output_tokens=agent.output_tokens,
+        hops=len(hops),
+        wasted=_wasted(result, agent, hops),
+        on_path=on_path,
+    )
+
+
+def _wasted(result: ChainResult, agent: AgentResult, hops: Sequence[HopSpans]) -> Wasted:
+    entries = [hop.entry for hop in hops]
+    kept, had, again = kept_from(entries), 0, 0
+    for hop in hops:
+        entry = hop.entry
+        if hop.number and entry.first_token_ms is not None:
+            again += max(0, min(had, entry.prompt_tokens) - entry.cached_tokens)
+        had = max([had, *(span.sent for span in hop.spans if not span.overtaken)])
+    spans = [span for hop in hops for span in hop.spans]
+    overtaken = [span for span in spans if span.overtaken]
+    void = [span for hop in hops[:kept] for span in hop.spans if span.kind == "decode"]
+    replays = result.exactness != "fast"
+    before = sum(entry.tokens_before for entry in entries if entry.first_token_ms is not None)
+    return Wasted(
+        prompt_tokens=again,
+        resumed_tokens=0 if replays else before,
+        again_ms=_ms([span for span in spans if span.again and span.kind != "decode"]),
+        output_tokens=sum(span.tokens for span in void),
+        output_ms=_ms(void),
+        tail_tokens=sum(_tail(agent, hop) for hop in hops),
+        overtaken=len(overtaken),
+        overtaken_tokens=sum(span.tokens for span in overtaken),
+        replayed_tokens=before if replays else 0,
+    )
+
+
+def _tail(agent: AgentResult, hop: HopSpans) -> int:
+    """Tokens of a hop's appends that its prefill computed again."""
+    entry = hop.entry
+    # A streaming-input session keeps what it has computed, and says nothing of a cache.
+    if entry.first_token_ms is None or agent.session == "streaming-input" or not entry.final_tokens:
+        return 0
+    return max(0, entry.prompt_tokens - entry.final_tokens - entry.cached_tokens)
+
+
+def _ms(spans: Sequence[Span]) -> float:
+    return sum(span.end_ms - span.start_ms for span in spans)
+
+
+def _sum(parts: Sequence[Wasted]) -> Wasted:
+    names = Wasted.__struct_fields__
+    return Wasted(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+# ------------------------------------------------------------------------------------------------------- predictions
+
+
+def _predicted(result: ChainResult) -> Prediction | None:
+    """What the placement was taken for."""
+    same = [found for found in result.predictions if found.placement == result.placement]
+    return next((found for found in same if found.e2e_ms == result.predicted_ms), None)
+
+
+def _comparisons(made: Account) -> tuple[Comparison, ...]:
+    predicted = made.predicted
+    if predicted is None or made.e2e_ms is None:
+        return ()
+    waited = made.spent_ms("wait") + made.spent_ms("recovery")
+    return (
+        Comparison("end to end", predicted.e2e_ms, made.e2e_ms - made.spent_ms("queue")),
+        Comparison("prefill", predicted.prefill_ms, made.spent_ms("prefill")),
+        Comparison("decode", predicted.decode_ms, made.spent_ms("decode")),
+        Comparison("wait", predicted.wait_ms, waited),
+        Comparison("hidden", predicted.hidden_ms, made.hidden_ms),
+    )
