@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 from pingpong_bus.messages import HostState
-from pingpongd.cgroups import CgroupProbe, Pressure
+from pingpongd.cgroups import CgroupProbe
 from pingpongd.pace import Pace
 from pingpongd.proc_files import (
     ProcessReading,
@@ -31,6 +31,7 @@ An engine has hundreds, of which one or a few make its steps."""
 _SCAN_SHARE: Final = 0.0004
 """Of a core: for finding the busiest threads of one group."""
 _SCAN_S: Final = 5.0
+_IDLE_S: Final = 10.0
 
 
 class _Thread(msgspec.Struct):
@@ -41,14 +42,20 @@ class _Thread(msgspec.Struct):
     reading: ThreadReading
 
 
-class _Process(msgspec.Struct):
-    """One process of a group at the look before."""
+class _Status(msgspec.Struct, frozen=True):
+    """One reading of a `status`."""
+
+    at_s: float
+    thread: int
+    reading: StatusReading
+
+
+class _Process(msgspec.Struct, frozen=True):
+    """One process of a group at a look."""
 
     at_s: float
     reading: ProcessReading
-    busiest: int
-    """The thread whose `status` is read."""
-    status: StatusReading | None = None
+    status: _Status | None = None
 
 
 class _Group(msgspec.Struct):
@@ -106,55 +113,60 @@ class HostProbe:
             None at the first look at a process, and where none is there any more: a rate takes two readings.
         """
         group = self._groups.setdefault(name, _Group())
-        for gone in group.processes.keys() - set(pids):
-            del group.processes[gone]
+        before, group.processes = group.processes, {}
         used = faults = 0.0
-        rss = swapped = 0
-        compared = knows_swap = False
+        compared = False
         switches: list[float] = []
-        pressure = Pressure()
         for pid in dict.fromkeys(pids):
-            text = read_file(f"{self._proc}/{pid}/stat")
-            if text is None:
-                group.processes.pop(pid, None)
+            known = before.get(pid)
+            process = self._process(group, pid, known)
+            if process is None:
                 continue
-            now, reading, before = self._clock(), parse_process(text), group.processes.get(pid)
-            if before is not None and before.reading.started != reading.started:
-                before = None
-            thread = self._busiest(group, pid)
-            status_text = read_file(f"{self._proc}/{pid}/task/{thread}/status")
-            status = None if status_text is None else parse_status(status_text)
-            group.processes[pid] = _Process(now, reading, thread, status)
-            if status is not None:
-                rss += status.rss_bytes
-                swapped += status.swapped_bytes or 0
-                knows_swap |= status.swapped_bytes is not None
-            # The engine's, which is named last, where the processes of a group are in several.
-            pressure = self._cgroups.look(pid)
-            if before is None or now <= before.at_s:
+            group.processes[pid] = process
+            if known is None or known.reading.started != process.reading.started or process.at_s <= known.at_s:
                 continue
-            compared, passed = True, now - before.at_s
-            used += (reading.cpu_s - before.reading.cpu_s) / passed
-            faults += (reading.major_faults - before.reading.major_faults) / passed
-            if status is not None and before.status is not None and before.busiest == thread:
-                switches.append((status.involuntary - before.status.involuntary) / passed)
+            compared, passed = True, process.at_s - known.at_s
+            used += (process.reading.cpu_s - known.reading.cpu_s) / passed
+            faults += (process.reading.major_faults - known.reading.major_faults) / passed
+            switches += _switches(known.status, process.status)
         waited = self._waited(group)
         self._scan(group)
+        if not group.processes:
+            return None
+        # A group's processes are in one cgroup: nobody moves an engine out of its worker's.
+        pressure = self._cgroups.look(next(iter(group.processes)))
         if not compared:
             return None
+        statuses = [process.status.reading for process in group.processes.values() if process.status is not None]
+        swapped = [status.swapped_bytes for status in statuses if status.swapped_bytes is not None]
         return HostState(
             cpu=max(0.0, used),
             runnable_wait=waited,
-            involuntary_switches=max(0.0, sum(switches)) if switches else None,
+            involuntary_switches=sum(switches) if switches else None,
             steal=self._steal,
             major_faults=max(0.0, faults),
-            swapped_bytes=swapped if knows_swap else None,
-            rss_bytes=rss,
+            swapped_bytes=sum(swapped) if swapped else None,
+            rss_bytes=sum(status.rss_bytes for status in statuses),
             pressure_cpu=pressure.cpu,
             pressure_memory=pressure.memory,
             pressure_io=pressure.io,
             throttled=pressure.throttled,
         )
+
+    def _process(self, group: _Group, pid: int, known: _Process | None) -> _Process | None:
+        """Read a process; None where it has ended. An engine has helpers by the dozen that do nothing: of one that has
+        not run, memory and switches are read now and then."""
+        text = read_file(f"{self._proc}/{pid}/stat")
+        if text is None:
+            return None
+        now, reading = self._clock(), parse_process(text)
+        status = known.status if known is not None and known.reading.started == reading.started else None
+        idle = known is not None and known.reading.cpu_s == reading.cpu_s
+        if status is None or not idle or now - status.at_s >= _IDLE_S:
+            thread = self._busiest(group, pid)
+            found = read_file(f"{self._proc}/{pid}/task/{thread}/status")
+            status = None if found is None else _Status(now, thread, parse_status(found))
+        return _Process(now, reading, status)
 
     def _busiest(self, group: _Group, pid: int) -> int:
         """The thread of a process that had run most; the same one from look to look unless another overtakes it."""
@@ -200,6 +212,13 @@ class HostProbe:
         group.known = set(group.processes)
         group.threads = {tid: group.threads.get(tid, found[tid]) for tid in chosen}
         group.pace.spent(now, time.thread_time() - began)
+
+
+def _switches(before: _Status | None, now: _Status | None) -> list[float]:
+    """How often a second a thread was taken off its core; nothing where two readings of it are not there."""
+    if before is None or now is None or before.thread != now.thread or now.at_s <= before.at_s:
+        return []
+    return [max(0, now.reading.involuntary - before.reading.involuntary) / (now.at_s - before.at_s)]
 
 
 def _machine_times() -> tuple[float, float | None]:
