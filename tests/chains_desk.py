@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from pingpong_bus.chain import Chain, parse_chain
@@ -111,6 +111,7 @@ class FakeFleet:
         self._slab = slab
         self.calibrated: list[str] = []
         self.released: list[str] = []
+        self.health_listeners: list[Callable[[FakeWorker], None]] = []
         self.scored: list[tuple[str, list[int], list[int], int | None]] = []
         self.scoring = asyncio.Event()
         """Scores wait for it."""

@@ -87,6 +87,7 @@ class Chains:
     def serve(self, fleet: Fleet) -> None:
         """The engines serve, each for the first time: chains can run, and be accepted."""
         self.runs.room.fleet = fleet
+        fleet.health_listeners.append(lambda _: self.runs.look_at_health())
         for record in self._records.values():
             record.waits_for = self._why_not(record)
             if record.waits_for:
