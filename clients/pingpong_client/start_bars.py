@@ -14,6 +14,7 @@ from pingpong_bus.messages import Progress, WorkerState, WorkerStatus
 from pingpong_client.table import clean
 
 _BAR_CELLS = 20
+_SPARE_LINES = 4
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _AT_REST: frozenset[WorkerState] = frozenset({"ready", "failed", "draining", "stopping"})
 """What they do is no part of a start."""
@@ -29,6 +30,7 @@ class StartBars:
         """Args:
         console: of a terminal.
         """
+        self._console = console
         self._bars = RichProgress(
             TextColumn("[bold]{task.fields[name]}", markup=True, table_column=Column(no_wrap=True)),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
@@ -54,13 +56,18 @@ class StartBars:
         wanted: dict[str, tuple[Progress, bool]] = {}
         if progress is not None:
             wanted["daemon"] = progress, False
-        for worker in workers:
+        # Those that are done give way where the screen is too small: rich would scroll it at the end.
+        room = max(1, self._console.height - _SPARE_LINES)
+        shown = sorted(workers, key=lambda worker: worker.state in _AT_REST)[:room]
+        for worker in shown:
             at_rest = worker.state in _AT_REST
             stage = worker.stage or worker.state
             wanted[f"group {worker.name}"] = (
                 Progress(stage=stage) if at_rest or worker.progress is None else worker.progress,
                 at_rest,
             )
+        if left := len(workers) - len(shown):
+            wanted["..."] = Progress(stage=f"and {left} more groups"), True
         for gone in self._tasks.keys() - wanted.keys():
             self._bars.remove_task(self._tasks.pop(gone))
         for key, (one, at_rest) in wanted.items():

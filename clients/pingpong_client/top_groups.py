@@ -11,7 +11,7 @@ from pingpong_client.sparkline import meter, sparkline
 from pingpong_client.start_bars import amount
 from pingpong_client.table import milliseconds, number
 from pingpong_client.top_rates import TokenRates
-from pingpong_client.top_table import Block, Column, heading, one_line, row, widths, wrapped
+from pingpong_client.top_table import Block, Column, heading, row, widths, wrapped
 
 _HISTORY = "ITL by the second"
 COLUMNS = (
@@ -107,7 +107,7 @@ def _absent(worker: WorkerStatus, state: Text, width: int, *, ascii_only: bool) 
     what = "  ".join(fact for fact in facts if fact)
     lines = [row(columns, {"group": worker.name, "state": state, "what": what}, width)]
     if worker.failure and worker.failure not in what:
-        lines.append(one_line(f"  the last failure: {worker.failure}", width, "red"))
+        lines += wrapped(f"the last failure: {worker.failure}", width, _WHY_LINES, style="red")
     return Block(lines)
 
 
