@@ -125,11 +125,11 @@ class Supervisor:
         }
         return WorkerConfig(**values)  # type: ignore[arg-type]
 
-    async def spawn(self, config: WorkerConfig) -> asyncio.subprocess.Process:
+    async def spawn(self, config: WorkerConfig, *program: str) -> asyncio.subprocess.Process:
+        """Start a worker, or another program that is one."""
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "pingpong_worker",
+            *(program or ("-m", "pingpong_worker")),
             stdin=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=(self.slab.fd,),
@@ -483,7 +483,7 @@ class HeldScores(SimulatedEngine):
 async def test_tokens_are_scored_one_request_at_a_time_and_beside_no_measuring(supervisor: Supervisor) -> None:
     config = supervisor.config(slab_fd=os.dup(supervisor.slab.fd))
     engine = HeldScores(config)
-    worker = asyncio.create_task(Worker(config, Parts(lambda: None, lambda: engine, lambda _: None)).run())
+    worker = asyncio.create_task(Worker(config, Parts(lambda: None, lambda _: engine, lambda _: None)).run())
     await supervisor.receive(Hello)
     await supervisor.send(Welcome())
     await supervisor.receive(Ready)
@@ -531,6 +531,71 @@ async def test_an_engine_is_measured_once_and_again_when_asked(
     kept = (await supervisor.start(config)).figures
     assert kept == msgspec.structs.replace(again, cached=True)
     assert not [one for one in supervisor.messages if isinstance(one, Loading) and "measuring" in one.stage]
+
+
+async def test_a_start_tells_how_far_it_has_come(supervisor: Supervisor, tmp_path: Path) -> None:
+    simulated = SimulatedSettings(step_ms=1.0, start_ms=200.0)
+    config = supervisor.config(
+        calibrate=True, simulated=simulated, environment={"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    )
+    await supervisor.start(config)
+    told = [message for message in supervisor.messages if isinstance(message, Loading)]
+    stages = list(dict.fromkeys(message.stage for message in told))
+    assert stages == ["loading the model", "loading the weights", "loading the tokenizer", "measuring the engine"]
+    assert all(message.progress is None or message.progress.stage == message.stage for message in told)
+    weights, figures = (
+        [message.progress for message in told if message.progress is not None and message.progress.unit == unit]
+        for unit in ("shards", "figures")
+    )
+    assert [(one.done, one.total) for one in weights] == [(shard, 10) for shard in range(10)]
+    assert [one.done for one in figures] == list(range(1, len(figures) + 1))
+    assert figures[0].total == 0, "how many prompts it takes shows as they are measured"
+    assert figures[-1].total == len(figures)
+
+
+BLOCKING = """
+import asyncio, sys, time
+from pathlib import Path
+from pingpong_bus.messages import Progress
+from pingpong_worker.main import read_config
+from pingpong_worker.simulated_engine import SimulatedEngine
+from pingpong_worker.start_progress import StartProgress, tell
+from pingpong_worker.worker import Parts, Worker
+
+folder, config = Path(sys.argv[1]), read_config(sys.stdin.buffer.read())
+
+class Blocking(SimulatedEngine):
+    async def start(self):
+        with StartProgress(folder / "progress", self._on_progress):
+            shard = 0
+            while not (folder / "go on").exists():  # the event loop stands still meanwhile
+                tell(folder / "progress", Progress(stage="blocked", done=shard))
+                time.sleep(0.05)
+                shard += 1
+        await super().start()
+
+engine = lambda on_progress: Blocking(config, on_progress=on_progress)
+sys.exit(asyncio.run(Worker(config, Parts(lambda: None, engine, lambda _: None)).run()))
+"""
+
+
+async def test_a_start_that_blocks_the_worker_tells_all_the_same_and_hears_later(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    await supervisor.spawn(supervisor.config(), "-c", BLOCKING, str(tmp_path))
+    await supervisor.receive(Hello)
+    await supervisor.send(Welcome())
+    first, second = [await supervisor.receive(Loading, stage="blocked") for _ in range(2)]
+    assert first.progress is not None
+    assert second.progress is not None
+    assert second.progress.done > first.progress.done
+    await supervisor.send(ResetPrefixCache(request=1))
+    await supervisor.receive(Loading, stage="blocked")
+    (tmp_path / "go on").touch()
+    assert (await supervisor.receive(RequestFailed, request=1)).code == "EngineLost", "it did not serve yet"
+    await supervisor.receive(Ready)
+    await supervisor.send(Stop())
+    assert await supervisor.exit_code() == 0
 
 
 async def test_measuring_gives_way_to_a_hop_and_does_not_begin_beside_one(supervisor: Supervisor) -> None:
@@ -600,7 +665,7 @@ async def test_a_request_that_breaks_the_program_is_answered(
     supervisor: Supervisor, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = supervisor.config(slab_fd=os.dup(supervisor.slab.fd))  # a worker closes its own
-    parts = Parts(lambda: None, lambda: SimulatedEngine(config), lambda _: BrokenPrompts())
+    parts = Parts(lambda: None, lambda _: SimulatedEngine(config), lambda _: BrokenPrompts())
     worker = asyncio.create_task(Worker(config, parts).run())
     await supervisor.receive(Hello)
     await supervisor.send(Welcome())

@@ -14,18 +14,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from statistics import fmean, median_low
-from typing import Final
+from typing import Final, TypeVar
 
 from pingpong_bus.errors import EngineError
-from pingpong_bus.messages import BesideFigure, DecodePace, EngineFigures, Sampling
+from pingpong_bus.messages import BesideFigure, DecodePace, EngineFigures, Progress, Sampling
 from pingpong_worker.calibration_sizes import next_append, next_length
 from pingpong_worker.engine import Engine, Session
 from pingpong_worker.timed_answer import TimedAnswer, TokenTimes, percentile, usual
 
+MEASURING: Final = "measuring the engine"
+"""The stage's name."""
 _REPEATS = 3
 _REPEATED_BELOW_S = 0.5
 """What has taken so long is not measured again; else the median of all counts."""
@@ -54,18 +56,26 @@ _BUDGET_S = 20.0
 """No other figure is begun later than this: what is left out, the placement guesses."""
 
 
-async def calibrate(engine: Engine, paces: Sequence[float] = (DecodePace().itl_ratio,)) -> EngineFigures:
+T = TypeVar("T")
+
+
+async def calibrate(
+    engine: Engine,
+    paces: Sequence[float] = (DecodePace().itl_ratio,),
+    on_progress: Callable[[Progress], object] = lambda _: None,
+) -> EngineFigures:
     """Measure an engine that does nothing else; its prefix cache is empty afterwards.
 
     Args:
         engine: warmed up.
         paces: what decodes are kept to while appends are measured beside them, as `DecodePace.itl_ratio`.
+        on_progress: is told how many figures are measured; of how many once that is known.
 
     Raises:
         EngineError: it failed, or has no room for the shortest prompt.
     """
     await engine.reset_prefix_cache()
-    figures = await _Calibration(engine, paces).run()
+    figures = await _Calibration(engine, paces, on_progress).run()
     await engine.reset_prefix_cache()
     return figures
 
@@ -73,13 +83,15 @@ async def calibrate(engine: Engine, paces: Sequence[float] = (DecodePace().itl_r
 class _Calibration:
     """One run over an engine."""
 
-    def __init__(self, engine: Engine, paces: Sequence[float]) -> None:
+    def __init__(self, engine: Engine, paces: Sequence[float], on_progress: Callable[[Progress], object]) -> None:
         limits = engine.limits
         self._engine = engine
         self._limits = limits
         self._paces = sorted(set(paces), reverse=True) if limits.overlap else []
         if not limits.decode_first:
             del self._paces[1:]  # it keeps to none
+        self._on_progress = on_progress
+        self._measured = self._to_measure = 0
         self._numbers = itertools.count()
         self._deadline = time.monotonic() + _BUDGET_S
         self._longest = min(limits.max_model_len, limits.kv_tokens) - max(_RESTS) - _DROPPED - _DECODED
@@ -94,17 +106,17 @@ class _Calibration:
             raise EngineError(f"an engine with room for {room} tokens is too small to be measured.")
         prefill = await self._prefills()
         short, middle, long = self._contexts([tokens for tokens, _ in prefill])
-        decode = {context: await self._decode(context) for context in sorted({short, long})}
+        decoded, behind, above = sorted({short, long}), sorted({short, middle, long} - {0}), sorted({0, long})
+        self._to_measure = self._measured + len(decoded) + len(behind) * len(_RESTS) + len(_TOGETHER)
+        self._to_measure += len(self._paces) * len(above)
+        counted = self._counted
+        decode = {context: await counted(self._decode(context)) for context in decoded}
         finalize = [
-            (context, rest, await self._finalize(context, rest))
-            for context in sorted({short, middle, long} - {0})
-            for rest in _RESTS
+            (context, rest, await counted(self._finalize(context, rest))) for context in behind for rest in _RESTS
         ]
-        beside = [await self._beside(context, short, pace) for pace in self._paces[:1] for context in sorted({0, long})]
-        batch = [(answers, await self._together(answers, short)) for answers in _TOGETHER]
-        beside += [
-            await self._beside(context, short, pace) for pace in self._paces[1:] for context in sorted({0, long})
-        ]
+        beside = [await counted(self._beside(context, short, pace)) for pace in self._paces[:1] for context in above]
+        batch = [(answers, await counted(self._together(answers, short))) for answers in _TOGETHER]
+        beside += [await counted(self._beside(context, short, pace)) for pace in self._paces[1:] for context in above]
         steps_ms = decode[short].steps_ms()
         return EngineFigures(
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -126,19 +138,29 @@ class _Calibration:
             step_p99_ms=percentile(steps_ms, 0.99),
         )
 
+    async def _counted(self, figure: Awaitable[T]) -> T:
+        """Measure a figure, and say so."""
+        measured = await figure
+        self._measured += 1
+        self._on_progress(Progress(stage=MEASURING, done=self._measured, total=self._to_measure, unit="figures"))
+        return measured
+
     async def _prefills(self) -> list[tuple[int, float]]:
         """Prompts of which nothing is cached, from short to long: tokens, ms to the first token."""
         table: list[tuple[int, float]] = []
         tokens, ms = 0, 0.0
         while (longer := next_length(tokens, ms / 1e3, self._longest)) is not None:
-            tokens, times = longer, list[float]()
-            while _is_repeated(times):
-                self._salt = f"calibration {tokens}/{len(times)}"
-                async with self._opened(self._salt) as session:
-                    times.append(await _first_token_ms(session, self._prompt(tokens)))
-            ms = median_low(times)
+            tokens, ms = longer, await self._counted(self._prefill(longer))
             table.append((tokens, ms))
         return table
+
+    async def _prefill(self, tokens: int) -> float:
+        times: list[float] = []
+        while _is_repeated(times):
+            self._salt = f"calibration {tokens}/{len(times)}"
+            async with self._opened(self._salt) as session:
+                times.append(await _first_token_ms(session, self._prompt(tokens)))
+        return median_low(times)
 
     def _contexts(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """A short one, one between and a long one, all of whole blocks, and found in the prefix cache.

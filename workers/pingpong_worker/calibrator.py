@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from pingpong_bus.errors import EngineError
-from pingpong_bus.messages import EngineFigures
+from pingpong_bus.messages import EngineFigures, Progress
 from pingpong_worker.calibration import calibrate
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Engine
@@ -39,15 +40,15 @@ class Calibrator:
         """Figures of an earlier start of such an engine, if there are any."""
         return load_figures(figures_kind(self._engine.limits, self._config))
 
-    async def at_start(self) -> EngineFigures | None:
+    async def at_start(self, on_progress: Callable[[Progress], object] = lambda _: None) -> EngineFigures | None:
         """Measure the engine; None, and a line in the log, where that fails: the engine may serve all the same."""
         try:
-            return await self.measure()
+            return await self.measure(on_progress)
         except EngineError as error:
             _log.warning("the engine was not measured, and placements go by a rule of thumb: %s", _in_one_line(error))
             return None
 
-    async def measure(self) -> EngineFigures:
+    async def measure(self, on_progress: Callable[[Progress], object] = lambda _: None) -> EngineFigures:
         """Measure the engine, and keep the figures for its next start; noisy ones count until then only.
 
         Raises:
@@ -56,7 +57,9 @@ class Calibrator:
         if self._run is not None:
             raise EngineError("the engine is being measured already.", hint="Wait for that.")
         self._gave_way = False
-        self._run = run = asyncio.create_task(calibrate(self._engine, self._config.paces), name="calibration")
+        self._run = run = asyncio.create_task(
+            calibrate(self._engine, self._config.paces, on_progress), name="calibration"
+        )
         try:
             await asyncio.wait([run], timeout=_LIMIT_S)
         finally:

@@ -23,6 +23,9 @@ from pingpong_worker.vllm_plugin import end_with_worker
 from pingpong_worker.worker import Parts, Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pingpong_bus.messages import Progress
     from pingpong_worker.prompt import PromptCodec
     from pingpong_worker.simulated_engine import SimulatedEngine
     from pingpong_worker.vllm_engine import VllmEngine
@@ -72,10 +75,10 @@ async def _run(config: WorkerConfig) -> int:
 def vllm_parts(config: WorkerConfig) -> Parts[VllmEngine]:
     """A real engine; what it needs is imported once the environment is set and the devices are checked."""
 
-    def make_engine() -> VllmEngine:
+    def make_engine(on_progress: Callable[[Progress], object]) -> VllmEngine:
         from pingpong_worker.vllm_engine import VllmEngine
 
-        return VllmEngine(config)
+        return VllmEngine(config, on_progress)
 
     def load_prompts(engine: VllmEngine) -> PromptCodec | None:
         source = engine.tokenizer
@@ -93,7 +96,11 @@ def simulated_parts(config: WorkerConfig) -> Parts[SimulatedEngine]:
     from pingpong_worker.simulated_engine import SimulatedEngine
     from pingpong_worker.simulated_prompts import SimulatedPrompts
 
-    return Parts(lambda: None, lambda: SimulatedEngine(config), lambda _: SimulatedPrompts())
+    return Parts(
+        lambda: None,
+        lambda on_progress: SimulatedEngine(config, on_progress=on_progress),
+        lambda _: SimulatedPrompts(),
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost
-from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SchedulerState, SessionKind
+from pingpong_bus.messages import DecodePace, EngineLimits, Progress, Sampling, SchedulerState, SessionKind
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.simulated_child import Model, ModelProcess
 from pingpong_worker.simulated_messages import (
@@ -20,6 +20,7 @@ from pingpong_worker.simulated_messages import (
     Command,
     Computed,
     Configure,
+    Loaded,
     Reply,
     ResetCache,
     Sampled,
@@ -36,15 +37,22 @@ _GRID_TOKENS = 256
 class SimulatedEngine:
     """Speaks the `Engine` protocol; the model's child process dies with this one."""
 
-    def __init__(self, config: WorkerConfig, start_model: Callable[[], Awaitable[Model]] = ModelProcess.start) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        start_model: Callable[[], Awaitable[Model]] = ModelProcess.start,
+        on_progress: Callable[[Progress], object] = lambda _: None,
+    ) -> None:
         """Args:
         config: of the worker.
         start_model: starts the model; by default in a child process, as a real engine's.
+        on_progress: is told how far the start has come.
         """
         self._config = config
         self._settings = config.simulated
         self._default_kind: SessionKind = config.session
         self._start_model = start_model
+        self._on_progress = on_progress
         self._model: Model | None = None
         self._reader: asyncio.Task[None] | None = None
         self._inboxes: dict[str, Inbox] = {}
@@ -186,6 +194,8 @@ class SimulatedEngine:
 
     def _deliver(self, reply: Reply) -> None:
         match reply:
+            case Loaded(shards, of):
+                self._on_progress(Progress(stage="loading the weights", done=shards, total=of, unit="shards"))
             case Started():
                 self._started.set()
             case Scheduled(state):

@@ -48,6 +48,13 @@ class ResetCache(_Tagged, frozen=True):
 Command = Configure | Chunk | Abort | ResetCache
 
 
+class Loaded(_Tagged, frozen=True):
+    """So much of the "model" is loaded, in shards that are not there either."""
+
+    shards: int
+    of: int
+
+
 class Started(_Tagged, frozen=True):
     """The "model" is loaded."""
 
@@ -80,7 +87,7 @@ class Scheduled(_Tagged, frozen=True):
     state: SchedulerState
 
 
-Reply = Started | Computed | Sampled | CacheReset | Scheduled
+Reply = Loaded | Started | Computed | Sampled | CacheReset | Scheduled
 
 LENGTH_BYTES = 4
 """A frame is its length in bytes, little-endian, then msgpack of one `Command` or of a list of `Reply`."""

@@ -25,6 +25,7 @@ from pingpong_worker.simulated_messages import (
     Chunk,
     Command,
     Configure,
+    Loaded,
     Reply,
     ResetCache,
     Scheduled,
@@ -35,6 +36,7 @@ from pingpong_worker.simulated_scheduler import SimulatedScheduler
 from pingpong_worker.simulated_timing import TimingModel
 
 _STDIN, _STDOUT = 0, 1
+_SHARDS = 10
 _DECODER = msgspec.msgpack.Decoder(Command)
 
 
@@ -72,7 +74,7 @@ class SimulatedModel:
     def __init__(self, pipe: CommandPipe) -> None:
         self._pipe = pipe
         setup = self._configure()
-        time.sleep(setup.settings.start_ms * 1e-3 * setup.settings.time_scale)
+        self._load(setup.settings.start_ms * 1e-3 * setup.settings.time_scale)
         self._arrivals = Arrivals(TimingModel(setup.settings))
         self._scheduler = SimulatedScheduler(setup.settings, decode_first=setup.decode_first)
         self._bursts = Bursts(setup.settings)
@@ -98,6 +100,11 @@ class SimulatedModel:
             took_ms = (end - begun) * 1e3
             state = msgspec.structs.replace(step.state, step_ms=took_ms) if step.state else self._shown
             self._send(replies + self._changes(state))
+
+    def _load(self, seconds: float) -> None:
+        for shard in range(_SHARDS if seconds > 0 else 0):
+            self._send([Loaded(shard, _SHARDS)])
+            time.sleep(seconds / _SHARDS)
 
     def _changes(self, state: SchedulerState | None) -> list[Reply]:
         """What the scheduler did last, with what holds memory by now, where that is news."""

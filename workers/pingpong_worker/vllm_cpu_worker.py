@@ -17,13 +17,18 @@ vLLM builds the class from the engine argument `worker_cls`, which is meant for 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from vllm.v1.sample import sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
+
+from pingpong_worker.start_progress import START_PROGRESS
+from pingpong_worker.vllm_start_progress import tell_stages
 
 _COUNT_RANKS = "batched_count_greater_than"
 
@@ -39,6 +44,10 @@ class SeededCPUWorker(CPUWorker):  # type: ignore[misc]
         """Sample the step that `execute_model` has computed."""
         with unfinished_prompts_unseeded(self.model_runner):
             return super().sample_tokens(grammar_output)
+
+
+if path := os.environ.get(START_PROGRESS):
+    tell_stages(SeededCPUWorker, Path(path))
 
 
 def count_ranks_uncompiled(module: ModuleType) -> None:

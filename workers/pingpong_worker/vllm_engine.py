@@ -9,13 +9,13 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from pingpong_bus.errors import EngineError, EngineLost
-from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SchedulerState, SessionKind
+from pingpong_bus.messages import DecodePace, EngineLimits, Progress, Sampling, SchedulerState, SessionKind
 from pingpong_worker.cache_files import EngineKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.device_kind import device_kind
@@ -41,8 +41,13 @@ _RESET_LIMIT_S = 2.0
 class VllmEngine:
     """One vLLM engine, in processes of its own, over all devices of the group."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, on_progress: Callable[[Progress], object] = lambda _: None) -> None:
+        """Args:
+        config: of the worker.
+        on_progress: is told how far the start has come; in another thread while the event loop is blocked.
+        """
         self._config = config
+        self._on_progress = on_progress
         self._llm: Any = None
         self._handle: VllmHandle | None = None
         self._reservations: Reservations | None = None
@@ -80,7 +85,9 @@ class VllmEngine:
             dtype=self._config.dtype,
             engine=f"vllm {'.'.join(map(str, version))}",
         )
-        self._llm, self._board = load(self._config, engine_arguments(self._config, model, version), self._kind)
+        self._llm, self._board = load(
+            self._config, engine_arguments(self._config, model, version), self._kind, self._on_progress
+        )
         vllm_config = self._llm.vllm_config
         source = tokenizer_source(vllm_config.model_config)
         end_ids, has_tokenizer = end_ids_of(vllm_config.model_config, source)
@@ -93,6 +100,7 @@ class VllmEngine:
             block_size=limits.block_size,
             max_num_seqs=limits.max_num_seqs,
         )
+        self._on_progress(Progress(stage="warming up"))
         await warm_up(self)
 
     def open(

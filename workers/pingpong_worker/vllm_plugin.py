@@ -56,6 +56,10 @@ def _change_vllm(*, in_worker: bool) -> None:
         from pingpong_worker.vllm_staged_ids import pack_staged_ids
 
         pack_staged_ids()
+    if not in_worker:
+        from pingpong_worker.vllm_start_progress import tell_start
+
+        tell_start()
     if folder := os.environ.get("PINGPONG_TRACE"):  # see `request_trace.py`
         from pingpong_worker.vllm_trace import trace_engine, trace_worker
 

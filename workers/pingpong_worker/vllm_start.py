@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pingpong_bus.errors import ConfigError, EngineError, PingpongError
+from pingpong_bus.messages import Progress
 from pingpong_worker.cache_files import EngineKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.price_file import load_prices
+from pingpong_worker.start_progress import START_PROGRESS, StartProgress
 from pingpong_worker.step_board import STEP_BOARD, StepBoard
 from pingpong_worker.vllm_plugin import FAILURE_FILE
 from pingpong_worker.vllm_scheduler_checks import check_scheduler
@@ -39,8 +42,12 @@ _OPTIONAL_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
 _IMPORT_HINT = f"If these do not fit the installed torch, remove them: pip uninstall {' '.join(_OPTIONAL_PACKAGES)}."
 
 
-def load(config: WorkerConfig, arguments: dict[str, Any], kind: EngineKind) -> tuple[Any, StepBoard]:
+def load(
+    config: WorkerConfig, arguments: dict[str, Any], kind: EngineKind, on_progress: Callable[[Progress], object]
+) -> tuple[Any, StepBoard]:
     """Start vLLM's processes and load the model; gives the engine and the board of its scheduler.
+
+    Blocks; `on_progress` is called in another thread meanwhile.
 
     Raises:
         ConfigError: an argument, the model or the memory for it is at fault.
@@ -61,14 +68,18 @@ def load(config: WorkerConfig, arguments: dict[str, Any], kind: EngineKind) -> t
         board = StepBoard(board_path)
         if prices := load_prices(kind):
             board.offer_prices(prices)
-        os.environ[FAILURE_FILE], os.environ[STEP_BOARD] = str(failure), str(board_path)
+        told = Path(folder) / "progress"
+        paths = {FAILURE_FILE: str(failure), STEP_BOARD: str(board_path), START_PROGRESS: str(told)}
+        os.environ.update(paths)
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), board
+            with StartProgress(told, on_progress):
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), board
         except _START_FAILURES as error:
             reason = failure.read_text("utf-8") if failure.exists() else ""
             raise start_error(error, reason, config) from error
         finally:
-            del os.environ[FAILURE_FILE], os.environ[STEP_BOARD]
+            for name in paths:
+                del os.environ[name]
 
 
 def _shorten(text: str) -> str:

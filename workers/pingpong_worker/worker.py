@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from pingpong_bus.messages import (
     HopSpec,
     Loading,
     Prepare,
+    Progress,
     Ready,
     ReleaseHop,
     RequestFailed,
@@ -42,6 +44,7 @@ from pingpong_bus.messages import (
 from pingpong_bus.publisher import Publisher
 from pingpong_bus.slab import Slab
 from pingpong_bus.subscriber import Subscriber
+from pingpong_worker.calibration import MEASURING
 from pingpong_worker.calibrator import Calibrator
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import Engine
@@ -63,8 +66,9 @@ class Parts(Generic[E]):
 
     pin: Callable[[], None]
     """Takes the process to its devices; may raise ConfigError."""
-    make_engine: Callable[[], E]
-    """Called on the main thread: an engine's processes die with the thread that starts them."""
+    make_engine: Callable[[Callable[[Progress], object]], E]
+    """Called on the main thread: an engine's processes die with the thread that starts them. It gets what it may tell
+    how far its start has come: on this thread, or on another one while it blocks this one."""
     load_prompts: Callable[[E], PromptCodec | None]
     """Called in a thread, once the engine serves; None where the model has no tokenizer."""
 
@@ -81,6 +85,9 @@ class Worker:
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_WORKER_BYTES)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a supervisor that is busy must not stall tokens
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        """The loop's."""
         self._welcome = asyncio.Event()
         self._crossing: Crossing | None = None
         """How the welcome came."""
@@ -96,6 +103,7 @@ class Worker:
 
     async def run(self) -> int:
         """Serve until told to stop; returns the process's exit code."""
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._socket.connect(self._config.control)
         hello = Hello(
             version=PROTOCOL_VERSION,
@@ -138,7 +146,7 @@ class Worker:
         publisher.local = subscriber
         try:
             self._send(Loading(stage="loading the model", welcome=self._crossing))
-            engine: Engine = self._parts.make_engine()
+            engine: Engine = self._parts.make_engine(self._tell_progress)
             try:
                 await engine.start()
                 self._send(Loading(stage="loading the tokenizer"))
@@ -183,12 +191,25 @@ class Worker:
             self._serving = None
             await hops.close(reason)
 
+    def _tell_progress(self, progress: Progress) -> None:
+        """Say how far the start has come."""
+        message = Loading(stage=progress.stage, progress=progress)
+        if threading.get_ident() == self._thread:
+            self._send(message)
+            return
+        # The event loop's thread is blocked in the engine's start, and waits for this one before it goes on: until then
+        # the socket belongs to this one. Sending past the loop's wrapper may swallow the edge that tells of a message
+        # that has come, so the wrapper looks for itself afterwards.
+        zmq.Socket.shadow(self._socket.underlying).send(encode(message), zmq.NOBLOCK)
+        assert self._loop is not None  # noqa: S101  set by `run`
+        self._loop.call_soon_threadsafe(self._socket.get, zmq.EVENTS)
+
     async def _figures(self, calibrator: Calibrator) -> EngineFigures | None:
         """What the engine takes, from a file or measured now."""
         if (kept := calibrator.kept()) is not None:
             return kept
-        self._send(Loading(stage="measuring the engine"))
-        return await calibrator.at_start()
+        self._send(Loading(stage=MEASURING))
+        return await calibrator.at_start(self._tell_progress)
 
     def _report_failure(self, error: PingpongError) -> None:
         """Say why the worker ends, once."""
