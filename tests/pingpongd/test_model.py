@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from pingpong_bus.errors import ConfigError
+from pingpong_bus.messages import Progress
 from pingpongd.model import fetch_model
 from pingpongd.runtime_dir import RuntimeDir
 
@@ -30,6 +31,13 @@ class Guard:
 
     def forget(self, pid: int) -> None:
         self.forgotten.append(pid)
+
+
+class ShellGuard(Guard):
+    """Of a process that may have ended before it can be looked at."""
+
+    def watch(self, pid: int, prefix: str) -> None:
+        self.watched.append((pid, prefix))
 
 
 @pytest.fixture
@@ -66,3 +74,24 @@ async def test_a_fetch_that_is_cancelled_is_ended(runtime: RuntimeDir, tmp_path:
     assert guard.forgotten == [pid]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_how_far_it_has_come_is_told(
+    runtime: RuntimeDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetcher = tmp_path / "fetcher"
+    fetcher.write_text(
+        """#!/bin/sh
+echo '{"stage": "fetching the model"}'
+echo '{"progress": {"stage": "fetching the model", "done": 5, "total": 9, "unit": "bytes"}}'
+echo '{"path": "/model"}'
+"""
+    )
+    fetcher.chmod(0o755)
+    monkeypatch.setattr("pingpongd.model.sys.executable", str(fetcher))
+    told: list[Progress] = []
+    assert await fetch_model("smollm2-135m", runtime, ShellGuard(), told.append) == "/model"
+    assert told == [
+        Progress(stage="fetching the model"),
+        Progress(stage="fetching the model", done=5, total=9, unit="bytes"),
+    ]
