@@ -23,7 +23,7 @@ _LABELS: Final = {
     "append": "append: prefill that is read ahead",
     "decode": "decode",
     "wait": "open, waits for tokens",
-    "wasted": "done again, or void",
+    "wasted": "done again or void; losses and moves",
 }
 _PATH: Final[dict[PathKind, str]] = {
     "queue": plotting.GREY,
@@ -35,7 +35,6 @@ _PATH: Final[dict[PathKind, str]] = {
 _PATH_LABELS: Final[dict[PathKind, str]] = {
     "queue": "in the queue",
     "wait": "waits to start",
-    "recovery": "gets over a loss or a move",
 }
 _TOLD_SHARE = 0.005
 """Of a chain's time: what is shorter on its path needs no legend."""
@@ -215,6 +214,8 @@ def _some(found: Sequence[Flow]) -> Iterable[Flow]:
 
 def _draw_path(axes: Axes, result: ChainResult, seen: set[str]) -> None:
     for step in account(result).path:
+        if step.kind == "recovery":
+            seen.add("wasted")
         if step.kind in _PATH_LABELS and step.ms > _TOLD_SHARE * chain_end_ms(result):
             seen.add(f"path {step.kind}")
         _bar(axes, step.start_ms, step.end_ms, -0.5 - _PATH_HEIGHT, _PATH[step.kind], height=_PATH_HEIGHT, edge=_EDGE)
@@ -313,4 +314,4 @@ def _name_bar(axes: Axes, name: str, y: float, start: float, end: float, free_un
         return
     upright = along > across
     room = (along if upright else across) / pixels.width
-    text.set(rotation=90 if upright else 0, text=name if room >= 1 else clip(name, max(2, int(room * len(name)))))
+    text.set(rotation=90 if upright else 0, text=name if room >= 1 else clip(name, max(2, int(room * len(name)) - 1)))

@@ -21,6 +21,8 @@ _LEGEND = (
     (_LOST, "lost or moved"),
 )
 _FEWEST_CELLS, _WIDEST_NAME = 24, 24
+_WIDE, _LEFT_OUT = 76, ("read ahead", "cached")
+"""Cells from which on all columns of the account fit, and those that are left out on fewer."""
 
 
 def timeline_lines(result: ChainResult, width: int, *, end_ms: float = 0.0) -> list[str]:
@@ -61,8 +63,9 @@ def headline(result: ChainResult) -> str:
 def account_lines(made: Account, width: int) -> list[str]:
     """The account as tables."""
     headers = ("agent", "on", "hidden ms", "read ahead", "prefill ms", "decode ms", "cached", "tokens")
-    rows = [_agent_row(agent) for agent in made.agents]
-    lines = format_table(headers, rows, right=range(2, len(headers)), width=width)
+    kept = [at for at, name in enumerate(headers) if width >= _WIDE or name not in _LEFT_OUT]
+    rows = [[_agent_row(agent)[at] for at in kept] for agent in made.agents]
+    lines = format_table([headers[at] for at in kept], rows, right=range(2, len(kept)), width=width)
     lines.append("")
     for label, text in account_sentences(made):
         lines += _hanging(label, text, width)
