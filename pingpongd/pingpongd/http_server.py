@@ -7,6 +7,7 @@ clients that hang keep no probe out.
 
 from __future__ import annotations
 
+import errno
 import http.server
 import socket
 import socketserver
@@ -28,6 +29,7 @@ _CONNECTION_SECONDS: Final = 10.0
 _MOST_CONNECTIONS: Final = 32
 _POLL_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 5.0
+_LAST_PORT: Final = 65535
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -59,12 +61,13 @@ class HttpServer:
         host, _, port = listen.rpartition(":")
         host = host.strip("[]")
         try:
+            if int(port) > _LAST_PORT:
+                raise OSError(errno.EINVAL, f"ports end at {_LAST_PORT}")
             (family, _, _, _, address), *_ = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
             self._server = _Server(family, address, pages, connection_s)
-        except (OSError, OverflowError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        except OSError as error:
             raise ConfigError(
-                f"nothing can listen at {listen}: {why}.",
+                f"nothing can listen at {listen}: {error.strerror or error}.",
                 field="http.listen",
                 hint="Name an address of this machine and a free port, such as 127.0.0.1:9464.",
             ) from None

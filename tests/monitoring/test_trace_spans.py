@@ -1,0 +1,122 @@
+"""Spans as values: which there are, when, of what, and what they keep to themselves."""
+
+from __future__ import annotations
+
+from pingpong_bus.messages import AgentResult, AppendEntry, HopEntry
+from pingpongd.trace_spans import MOST_APPENDS, SpanPlan, spans_of
+from traced_chain import SECRET, at, changed, traced
+
+
+def named(plans: list[SpanPlan], name: str) -> SpanPlan:
+    (found,) = [plan for plan in plans if plan.name == name]
+    return found
+
+
+def test_the_tree_of_a_chain() -> None:
+    plans = spans_of(traced())
+    chain, adviser, editor = (
+        named(plans, it) for it in ("invoke_workflow tips", "invoke_agent adviser", "invoke_agent editor")
+    )
+    assert plans[0] is chain
+    assert chain.parent is None
+    assert (adviser.parent, editor.parent) == (0, 0)
+    assert editor.links == [plans.index(adviser)]
+    assert adviser.links == []
+    children = [plan.name for plan in plans if plan.parent == plans.index(editor)]
+    assert children == ["append", "append", "chat m"]
+    for number, plan in enumerate(plans):
+        assert plan.parent is None or plan.parent < number
+        assert all(link < number for link in plan.links)
+
+
+def test_times_are_those_of_the_work_and_children_lie_within_their_parents() -> None:
+    plans = spans_of(traced())
+    chain, editor = plans[0], named(plans, "invoke_agent editor")
+    assert (chain.start_ns, chain.end_ns) == (at(0), at(400))
+    assert (editor.start_ns, editor.end_ns) == (at(31), at(400))
+    assert named(plans, "queue").end_ns == at(3)
+    first, overtaken = [plan for plan in plans if plan.name == "append"]
+    assert (first.start_ns, first.end_ns) == (at(40), at(90))
+    assert overtaken.end_ns == at(201)
+    answer = [plan for plan in plans if plan.name == "chat m"][1]
+    assert (answer.start_ns, answer.end_ns) == (at(201), at(400))
+    assert [(event.name, event.at_ns) for event in answer.events] == [("first_token", at(215))]
+    for plan in plans:
+        assert plan.start_ns <= plan.end_ns
+        if plan.parent is not None:
+            assert plans[plan.parent].start_ns <= plan.start_ns
+            assert plan.end_ns <= plans[plan.parent].end_ns
+
+
+def test_attributes_are_those_of_the_conventions() -> None:
+    plans = spans_of(traced())
+    chain, editor = plans[0].attributes, named(plans, "invoke_agent editor").attributes
+    assert chain["gen_ai.operation.name"] == "invoke_workflow"
+    assert chain["gen_ai.workflow.name"] == chain["gen_ai.agent.name"] == "tips"
+    assert chain["gen_ai.usage.input_tokens"] == 250
+    assert chain["gen_ai.usage.output_tokens"] == 50
+    assert chain["pingpong.chain.id"] == "c1"
+    assert chain["pingpong.chain.placement"] == "ping-pong"
+    assert editor["gen_ai.operation.name"] == "invoke_agent"
+    assert editor["gen_ai.agent.name"] == "editor"
+    assert editor["gen_ai.request.model"] == "m"
+    assert editor["gen_ai.request.seed"] == 7
+    assert editor["gen_ai.request.temperature"] == 0.5
+    assert editor["gen_ai.response.finish_reasons"] == ["stop"]
+    assert editor["pingpong.worker"] == "b"
+    adviser = named(plans, "invoke_agent adviser").attributes
+    assert adviser["gen_ai.usage.cache_read.input_tokens"] == 32
+    assert "gen_ai.request.seed" not in adviser
+    answer = [plan for plan in plans if plan.name == "chat m"][1].attributes
+    assert answer["gen_ai.response.time_to_first_chunk"] == 0.014
+
+
+def test_nothing_of_a_text_is_told_unless_it_is_asked_for() -> None:
+    failed = changed(state="failed", error=f"agent: {SECRET}")
+    assert SECRET not in repr([*spans_of(traced()), *spans_of(failed)])
+    assert not any("messages" in name for plan in spans_of(traced()) for name in plan.attributes)
+
+
+def test_texts_are_told_where_they_are_asked_for() -> None:
+    answers = [plan.attributes for plan in spans_of(traced(texts=True)) if plan.name == "chat m"]
+    assert answers[0]["gen_ai.request.stop_sequences"] == [SECRET]
+    assert answers[0]["gen_ai.input.messages"] == (
+        f'[{{"role":"system","parts":[{{"type":"text","content":"{SECRET}"}}]}},'
+        f'{{"role":"user","parts":[{{"type":"text","content":"{SECRET}"}}]}}]'
+    )
+    assert '"finish_reason":"stop"' in str(answers[1]["gen_ai.output.messages"])
+
+
+def test_a_chain_that_failed_ends_when_it_ended_with_an_error() -> None:
+    never = AgentResult(name="editor", state="cancelled")
+    broken = AgentResult(name="adviser", state="failed", worker="a", opened_ms=5, finalized_ms=10)
+    plans = spans_of(changed(state="failed", error="it broke", agents=[broken, never], e2e_ms=None))
+    assert [plan.name for plan in plans] == ["invoke_workflow tips", "queue", "invoke_agent adviser", "chat m"]
+    assert [plan.error for plan in plans] == ["chain_failed", "", "chain_failed", "chain_failed"]
+    assert {plan.end_ns for plan in plans if plan.name != "queue"} == {at(410)}
+
+
+def test_hops_are_told_apart_where_one_was_lost_or_moved() -> None:
+    hops = [
+        HopEntry(worker="a", started_ms=2, ended_ms=50, state="moved", tokens=4, why="a is slow"),
+        HopEntry(worker="b", started_ms=51, ended_ms=200, state="finished", tokens_before=4, tokens=16),
+    ]
+    found = traced().result.agents
+    fields = {name: getattr(found[0], name) for name in found[0].__struct_fields__} | {"hops": hops}
+    plans = spans_of(changed(agents=[AgentResult(**fields), found[1]]))
+    assert named(plans, "invoke_agent adviser").start_ns == at(2)
+    moved, finished = named(plans, "hop a"), named(plans, "hop b")
+    assert (moved.start_ns, moved.end_ns) == (at(2), at(50))
+    assert moved.attributes["pingpong.hop.state"] == "moved"
+    assert finished.attributes["pingpong.hop.tokens_before"] == 4
+
+
+def test_of_very_many_appends_the_first_and_the_last_are_told() -> None:
+    appends = [AppendEntry(at_ms=float(at), tokens=1, sent=at, done_ms=at + 0.5) for at in range(1000)]
+    found = traced().result.agents
+    fields = {name: getattr(found[1], name) for name in found[1].__struct_fields__} | {"appends": appends}
+    plans = spans_of(changed(agents=[found[0], AgentResult(**fields)]))
+    sent = [plan.attributes["pingpong.append.sent_tokens"] for plan in plans if plan.name == "append"]
+    assert len(sent) == MOST_APPENDS
+    assert (sent[0], sent[-1]) == (0, 999)
+    assert named(plans, "invoke_agent editor").attributes["pingpong.agent.appends"] == 1000
