@@ -26,9 +26,10 @@ class StartBars:
     Nothing is drawn between calls, so that one thread alone writes.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, redirect_stdout: bool = False, redirect_stderr: bool = False) -> None:
         """Args:
         console: of a terminal.
+        redirect_stdout, redirect_stderr: have what is printed there stand above the bars, too.
         """
         self._console = console
         self._bars = RichProgress(
@@ -40,8 +41,8 @@ class StartBars:
             console=console,
             auto_refresh=False,
             transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
+            redirect_stdout=redirect_stdout,
+            redirect_stderr=redirect_stderr,
             expand=True,
         )
         self._tasks: dict[str, TaskID] = {}
