@@ -173,7 +173,9 @@ def _scale(axes: Axes, group: Group) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.yaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}")
+        )
         axes.set_ylim(low / 1.5, high * 1.5)
     else:
         axes.set_ylim(0, 1.1 * high)
@@ -197,7 +199,7 @@ def _costs(axes: Axes, report: JitterReport) -> None:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_ylim(len(report.causes) - 0.4, -0.6)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}"))
     axes.set_xlim(0, 1.35 * most or 1.0)  # room for the words behind the longest bar
 
 

@@ -41,10 +41,9 @@ def report_lines(report: JitterReport, width: int | None = None) -> list[str]:
         return [*lines, "", "no episode of late tokens"]
     lines += ["", *_episode_lines(report, width), "", *_cause_lines(report, width)]
     if report.moved:
-        lines += [
-            "",
-            f"{number(report.moved)} hops moved, which by prediction saved {seconds_of(report.moves_saved_ms)}",
-        ]
+        hops = "hop" if report.moved == 1 else "hops"
+        saved = seconds_of(report.moves_saved_ms)
+        lines += ["", f"{number(report.moved)} {hops} moved, which by prediction saved {saved}"]
     return lines
 
 

@@ -53,7 +53,7 @@ def test_text_names_devices_causes_and_costs(log: Path, capsys: pytest.CaptureFi
     assert "2026-11-30 10:00:00 to 11:00:00 UTC, 1 h 00 min; 727 lines\n" in text
     assert "10:20:03  gpu1    thermal throttle  30 s  2.00 x      75.0  50 %  12.0 s       2  " + CLOCK in text
     assert "thermal throttle         1  30 s  12.0 s       2" in text
-    assert "1 hops moved, which by prediction saved 1.80 s" in text
+    assert "1 hop moved, which by prediction saved 1.80 s" in text
     strip = next(line for line in text.splitlines() if line.startswith("gpu1  ") and "█" in line)
     mark = text.splitlines()[text.splitlines().index(strip) + 1]
     assert mark.index("^") == strip.index("█")  # the episode stands under its late tokens
