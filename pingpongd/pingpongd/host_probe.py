@@ -174,7 +174,11 @@ class HostProbe:
         return max(own)[1] if own else pid
 
     def _waited(self, group: _Group) -> float | None:
-        """The part of the time in which the thread that wanted to run most had no core."""
+        """The part of the time in which the thread that ran most had no core.
+
+        Not the one that was ready most: vLLM's engine core on a CPU looks for results again and again, yields its core
+        each time, and so is ready all the time: it was seen to run for 8 % of the time and to "wait" for 92 %.
+        """
         most, waited = -1.0, None
         for tid, thread in list(group.threads.items()):
             text = read_file(f"{self._proc}/{thread.pid}/task/{tid}/schedstat")
@@ -185,9 +189,9 @@ class HostProbe:
             now, before = self._clock(), thread.reading
             if now > thread.at_s:
                 wait = max(0, reading.waited_ns - before.waited_ns)
-                wanted = max(0, reading.ran_ns - before.ran_ns) + wait
-                if wanted > most:
-                    most, waited = wanted, min(1.0, wait * _NS / (now - thread.at_s))
+                ran = max(0, reading.ran_ns - before.ran_ns)
+                if ran > most:
+                    most, waited = ran, min(1.0, wait * _NS / (now - thread.at_s))
             thread.at_s, thread.reading = now, reading
         return waited
 

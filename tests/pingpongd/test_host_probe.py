@@ -184,7 +184,7 @@ def test_rates_are_over_the_time_between_two_looks(kernel: Kernel) -> None:
     assert (state.pressure_cpu, state.throttled) == (None, None)
 
 
-def test_the_thread_that_wanted_to_run_most_says_how_long_it_waited(kernel: Kernel) -> None:
+def test_the_thread_that_ran_most_says_how_long_it_waited(kernel: Kernel) -> None:
     kernel.thread(5, 1.0)
     kernel.thread(6, 9.0)
     probe = kernel.probe()
@@ -198,6 +198,18 @@ def test_the_thread_that_wanted_to_run_most_says_how_long_it_waited(kernel: Kern
     state = kernel.look(probe)
     assert state is not None
     assert state.runnable_wait == 0.0  # the other one did all the work
+
+
+def test_a_thread_that_yields_its_core_all_the_time_does_not_wait_for_one(kernel: Kernel) -> None:
+    kernel.thread(5, 1.0)
+    kernel.thread(6, 1.0)
+    probe = kernel.probe()
+    kernel.look(probe)
+    kernel.thread(5, 1.0 + 0.9, 0.1)  # it computes
+    kernel.thread(6, 1.0 + 0.08, 0.92)  # it looks whether the other one is through
+    state = kernel.look(probe)
+    assert state is not None
+    assert state.runnable_wait == pytest.approx(0.1)
 
 
 def test_a_thread_that_becomes_busy_is_found_within_a_few_looks(kernel: Kernel) -> None:
