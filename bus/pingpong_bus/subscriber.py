@@ -69,7 +69,7 @@ class Subscriber:
         """Logs in which the latest look has found tokens without a doorbell."""
 
     def state(self) -> BusState:
-        """What was heard so far, of other processes' logs."""
+        """What was heard so far."""
         return BusState(chunks=self._chunks, repairs=self._repairs, lag_ms=self._lag_ns / 1e6)
 
     def connect(self, endpoint: str) -> None:

@@ -102,13 +102,13 @@ def test_an_end_without_a_beginning_counts_nothing() -> None:
 
 
 async def test_a_loop_that_was_held_up_says_for_how_long() -> None:
-    watch = LoopWatch()
+    watch = LoopWatch(lambda: True)
     try:
         await asyncio.sleep(0.15)
         watch.take_ms()
         time.sleep(0.5)  # noqa: ASYNC251 - holds the loop up: this is what is measured
         held_up = watch.take_ms()
-        assert 300 < held_up < HANG_S * 1e3
+        assert 390 < held_up < HANG_S * 1e3
         async with asyncio.timeout(HANG_S):
             while watch.take_ms() > 100:  # once it is over, it is over
                 await asyncio.sleep(0.05)

@@ -64,7 +64,7 @@ class Pulse:
         Raises:
             EngineLost: the engine is dead.
         """
-        loop_watch = LoopWatch()
+        loop_watch = LoopWatch(lambda: self._meter.waiting > 0)
         try:
             for beat in itertools.count():
                 await self._engine.check()
