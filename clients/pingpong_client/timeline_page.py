@@ -63,7 +63,8 @@ def _sections(result: ChainResult) -> Iterable[str]:
     made = account(result)
     yield f"<h2>{escape(headline(result))}</h2>"
     when = f"submitted {result.submitted_at}" if result.submitted_at else ""
-    if text := "; ".join(part for part in (when, result.why) if part):
+    why = f"{result.placement or result.state}: {result.why}" if result.why else ""
+    if text := "; ".join(part for part in (when, why) if part):
         yield f"<p>{escape(text)}</p>"
     if result.error:
         yield f"<p><strong>{escape(result.error)}</strong></p>"
