@@ -70,7 +70,7 @@ def account_lines(made: Account, width: int) -> list[str]:
     for label, text in account_sentences(made):
         lines += _hanging(label, text, width)
     if made.comparisons:
-        rows = [
+        compared = [
             (
                 each.name,
                 milliseconds(each.predicted_ms),
@@ -79,7 +79,7 @@ def account_lines(made: Account, width: int) -> list[str]:
             )
             for each in made.comparisons
         ]
-        lines += ["", *format_table(("", "predicted ms", "took ms", "off"), rows, right=(1, 2, 3), width=width)]
+        lines += ["", *format_table(("", "predicted ms", "took ms", "off"), compared, right=(1, 2, 3), width=width)]
     return lines
 
 
