@@ -9,6 +9,7 @@ from pingpong_bus.messages import (
     AgentResult,
     AppendRecord,
     ChainResult,
+    HopEntry,
     Literals,
     OutputOf,
     PreparedAgent,
@@ -50,6 +51,11 @@ def outcome(text: str = "written", attempt: int = 1) -> AgentOutcome:
         last_token_ns=4,
         attempt=attempt,
         resumed=[ResumeEntry(at_ms=1.5, tokens=1, worker="gpu1", why="it died")],
+        hops=[
+            HopEntry(worker="gpu1", started_ms=0.5, ended_ms=1.5, state="lost", tokens=1, why="it died"),
+            HopEntry(worker="gpu0", started_ms=1.75, ended_ms=2.5, state="finished", tokens_before=1, tokens=1),
+        ],
+        devices={"gpu0": ["GPU-1"], "gpu1": ["GPU-2"]},
     )
 
 
