@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from local_daemon import LogEvent, local_daemon
+from local_daemon import local_daemon
 from pingpong_bus.errors import ConfigError
 from pingpong_bus.messages import StatusReply
 from pingpong_client import AsyncClient
+from progress_bar import tell_stage
 from provenance import command_line, provenance
 
 _FIRST_TABLE = re.compile(r"^\s*\[", re.MULTILINE)
@@ -44,7 +44,7 @@ async def connection(options: argparse.Namespace) -> AsyncIterator[AsyncClient]:
         config = changed_config(
             options.config, Path(private), {key: value for key, value in changes.items() if value is not None}
         )
-        async with local_daemon(config, on_event=_show) as folder, AsyncClient(folder) as client:
+        async with local_daemon(config, on_event=tell_stage) as folder, AsyncClient(folder) as client:
             yield client
 
 
@@ -87,8 +87,3 @@ def made_with(status: StatusReply) -> dict[str, Any]:
         if Path(engine.get("model", "")).is_absolute():  # where a folder lies is nobody's business
             engine["model"] = Path(engine["model"]).name
     return {**provenance(), "engines": engines, "arguments": command_line()}
-
-
-def _show(event: LogEvent) -> None:
-    if event.get("event") in ("model_stage", "worker_loading"):
-        print(f"{event.get('worker') or event.get('model')}: {event['stage']}", file=sys.stderr)

@@ -35,6 +35,7 @@ from pingpong_worker.model_store import resolve_model
 from pingpong_worker.step_board import STEP_BOARD, StepBoard
 from pingpong_worker.vllm_settings import engine_arguments, engine_environment
 from pingpong_worker.vllm_versions import installed_version
+from progress_bar import counted
 from provenance import command_line, provenance
 from runs import append_line, read_lines
 
@@ -238,7 +239,7 @@ def measure(options: argparse.Namespace) -> list[Measurement]:
         for engine in engines:
             engine.wait_until_ready()
             print(f"{engine.setup.name} is up", file=sys.stderr)
-        for round_ in range(-WARM_UP_ROUNDS, options.rounds):
+        for round_ in counted(range(-WARM_UP_ROUNDS, options.rounds), "rounds"):
             for engine, task in _turns(engines, targets, round_):
                 outcome = engine.run(task)
                 if round_ < 0:

@@ -33,6 +33,7 @@ from pingpong_client.certificate import ReadAheadMode, RunCertificate, compare_r
 from pingpong_client.client import finished
 from pingpong_client.rescoring import with_gaps
 from profiles import text_chain, with_forced_length
+from progress_bar import counted
 from random_chains import ChainShape, Range, random_chain, random_pool
 from runs import append_line, read_lines
 
@@ -73,7 +74,7 @@ async def measure(options: argparse.Namespace) -> list[ChainPair]:
         measuring = Measuring(client, options.mode, options.session, made_with(status))
         pool = await prompt_pool(client, status, options.prompts, options.seed)
         await measuring.warm_up(random_chain(shape, -1, seed=options.seed, pool=pool), levels)
-        for index in range(options.first, options.first + options.chains):
+        for index in counted(range(options.first, options.first + options.chains), "chains"):
             chain = random_chain(shape, index, seed=options.seed, pool=pool)
             for level in levels[::-1] if index % 2 else levels:
                 pair = await measuring.pair(chain, index, level, ahead_first=bool(index // 2 % 2))

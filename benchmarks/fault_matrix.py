@@ -29,6 +29,7 @@ from faults.engine_story import EngineStory
 from faults.matrix import run_matrix
 from faults.outcome import Outcome, table
 from faults.service import CellFault
+from progress_bar import counting
 
 
 def real_engines(tell: Callable[[Outcome], None]) -> list[Outcome]:
@@ -72,7 +73,13 @@ def main() -> int:
         if options.real:
             outcomes = real_engines(tell)
         else:
-            outcomes = asyncio.run(run_matrix(chosen, side_by_side=options.side_by_side, tell=tell))
+            with counting("cells", len(chosen)) as done:
+
+                def count(outcome: Outcome, done: Callable[[], None] = done) -> None:
+                    tell(outcome)
+                    done()
+
+                outcomes = asyncio.run(run_matrix(chosen, side_by_side=options.side_by_side, tell=count))
         print(table(outcomes))
         bad += sum(bool(outcome.wrong or outcome.missed) for outcome in outcomes)
     return 1 if bad else 0

@@ -32,6 +32,7 @@ from pingpong_bus.messages import ChainResult, Mode, SessionKind, SubmitOptions
 from pingpong_client import AsyncClient
 from pingpong_worker.request_trace import TRACE, Moment, read_trace
 from profiles import Profile, ids_chain
+from progress_bar import counted
 from runs import append_line, read_lines
 
 MODES: tuple[Mode, ...] = ("ping-pong", "overlap", "serial")
@@ -162,7 +163,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[FinalizeRun
         options.vocabulary = min(worker.limits.vocabulary_size for worker in status.workers if worker.limits)
         made = made_with(status)
         kinds = [(m, s, p) for p in options.prefix for s in options.sessions for m in options.modes]
-        for index in range(-1, options.runs):
+        for index in counted(range(-1, options.runs), "rounds"):
             for mode, session, prefix in in_order(kinds, index, "alternate"):
                 result = await run_once(client, options, mode, session, prefix, index + 1)
                 upper, lower = result.agents

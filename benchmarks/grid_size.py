@@ -35,6 +35,7 @@ from pingpong_bus.messages import Sampling
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.main import simulated_parts, vllm_parts
 from pingpongd.config import DaemonConfig, load_config
+from progress_bar import counted
 from provenance import command_line, provenance
 from runs import append_line, read_lines
 
@@ -186,7 +187,7 @@ async def measure(options: argparse.Namespace) -> list[CellRun]:
         measuring = Cells(engine, seed=options.seed)
         made_with = {**provenance(), "engine": msgspec.to_builtins(engine.limits), "arguments": command_line()}
         steps = {length: await measuring.step_ms(length) for length in lengths}
-        for index in range(-1, options.rounds):
+        for index in counted(range(-1, options.rounds), "rounds"):
             for cell, length in itertools.product(cells[::-1] if index % 2 else cells, lengths):
                 serial_ms, left_ms = await measuring.times_ms(length, cell)
                 if index < 0:  # warms up

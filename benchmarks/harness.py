@@ -11,6 +11,7 @@ from chain_runner import ChainRunner, RunSettings
 from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.errors import DaemonUnavailable, DataError, NotEqual, UsageError
 from pingpong_bus.messages import StatusReply
+from progress_bar import counted
 from runs import Run, append_line, length_faults
 from ways import Way, baseline_of, parse_way
 
@@ -91,19 +92,18 @@ class Harness:
         levels = [None] if options.exactness is None else chosen_levels(options.exactness)
         kinds = [(level, way) for level in levels for way in ways]
         runs: list[Run] = []
-        for index in range(-options.warmup_runs, options.runs):
-            for level, way in in_order(kinds, index, options.order):
-                baseline = baseline_of(way, ways).name
-                run = await self._runner.run(
-                    self._chain, way, index, self._settings, exactness=level, baseline=baseline
-                )
-                name = way.name if level is None else f"{way.name} at {level}"
-                print(f"{'warm-up' if run.warmup else index + 1} {name}: {run.e2e_ms:,.0f} ms", file=sys.stderr)
-                runs.append(run)
-                if options.out:
-                    append_line(options.out, run)
-                if options.strict_output_tokens and (faults := length_faults(run)):
-                    raise NotEqual(f"{'; '.join(faults)}.", hint="--force-max-output-tokens forces the length.")
+        rounds = range(-options.warmup_runs, options.runs)
+        order = [(index, *kind) for index in rounds for kind in in_order(kinds, index, options.order)]
+        for index, level, way in counted(order, "runs"):
+            baseline = baseline_of(way, ways).name
+            run = await self._runner.run(self._chain, way, index, self._settings, exactness=level, baseline=baseline)
+            name = way.name if level is None else f"{way.name} at {level}"
+            print(f"{'warm-up' if run.warmup else index + 1} {name}: {run.e2e_ms:,.0f} ms", file=sys.stderr)
+            runs.append(run)
+            if options.out:
+                append_line(options.out, run)
+            if options.strict_output_tokens and (faults := length_faults(run)):
+                raise NotEqual(f"{'; '.join(faults)}.", hint="--force-max-output-tokens forces the length.")
         return runs
 
     async def _ways(self) -> list[Way]:

@@ -20,6 +20,7 @@ from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.errors import PingpongError
 from pingpong_bus.messages import ChainResult, SubmitOptions
 from profiles import Profile, filling_chain, ids_chain
+from progress_bar import counted
 
 _WARM_SHARE = 0.7
 """Of a KV cache that prefixes may take before a round; the rest is for what runs."""
@@ -193,7 +194,7 @@ async def run_tests(tests: Sequence[LoadTest], rounds: int, budget_s: float | No
     unloaded_ms = await tests[0].alone_ms()
     found: list[Round] = []
     longest_s = [0.0] * len(tests)
-    for index in range(rounds):
+    for index in counted(range(rounds), "rounds"):
         for number, test in enumerate(tests):
             started = time.monotonic()
             if found and budget_s is not None and started - began + longest_s[number] > budget_s:

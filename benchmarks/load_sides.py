@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,11 +13,12 @@ import msgspec
 from connecting import with_keys
 from harness import check_ready
 from load_rows import How
-from local_daemon import LogEvent, local_daemon
+from local_daemon import local_daemon
 from pingpong_bus.chain import Exactness
 from pingpong_bus.errors import ConfigError, UsageError
 from pingpong_bus.messages import StatusReply, SubmitOptions
 from pingpong_client import AsyncClient
+from progress_bar import tell_stage
 from token_times import TokenTimes
 
 HOWS: tuple[How, ...] = get_args(How)
@@ -112,7 +112,7 @@ async def opened(specs: Sequence[SideSpec], usual: Path | None, folder: Path) ->
                 continue
             if place is not None and started:
                 config = _config(place, folder, stock=spec.stock)
-                where: Path | None = await stack.enter_async_context(local_daemon(config, on_event=_show))
+                where: Path | None = await stack.enter_async_context(local_daemon(config, on_event=tell_stage))
             else:
                 where = place
             client = await stack.enter_async_context(AsyncClient(where))
@@ -134,8 +134,3 @@ def _config(path: Path, folder: Path, *, stock: bool) -> Path:
     changed = folder / f"stock-{path.name}"
     changed.write_text(stock_config(text), encoding="utf-8")
     return changed
-
-
-def _show(event: LogEvent) -> None:
-    if event.get("event") in ("model_stage", "worker_loading"):
-        print(f"{event.get('worker') or event.get('model')}: {event['stage']}", file=sys.stderr)

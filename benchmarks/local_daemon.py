@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from pingpong_bus.errors import PingpongError
+from progress_bar import start_shown
 
 LogEvent = dict[str, Any]
 PROGRAM = ("-m", "pingpongd")
@@ -129,7 +130,8 @@ async def daemon_process(
     waiting = asyncio.create_task(ready.wait())
     haste = True
     try:
-        await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        async with start_shown(folder):
+            await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.is_set():
             raise DaemonEnded(" ".join(last_lines) or f"the daemon ended with code {await process.wait()}.")
         yield

@@ -33,6 +33,7 @@ from pingpong_worker.config import WorkerConfig
 from pingpong_worker.model_store import resolve_model
 from pingpong_worker.pinning import pin
 from pingpongd.config import DaemonConfig, GroupConfig, load_config
+from progress_bar import counted
 from provenance import command_line, provenance
 from runs import append_line, decoded_lines
 
@@ -142,7 +143,7 @@ async def _time_steps(engine: ForcedEngine, options: argparse.Namespace, made: d
     sizes: list[Size] = [(context, tokens) for context in options.contexts for tokens in options.tokens]
     for context, tokens in sizes[:: max(1, len(sizes) // 4)]:
         await engine.steps(context, tokens, f"warm-up {context} {tokens}")
-    for index in range(options.rounds):
+    for index in counted(range(options.rounds), "rounds"):
         await engine.reset()
         for context, tokens in sizes[::-1] if index % 2 else sizes:
             gaps_ms, append_ms = await engine.steps(context, tokens, f"{index} {context} {tokens}")

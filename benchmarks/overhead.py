@@ -31,6 +31,7 @@ from pingpong_bus.messages import SubmitOptions
 from pingpong_client import AsyncClient
 from pingpongd.config import load_config
 from profiles import PROFILES, ids_chain
+from progress_bar import counted
 from provenance import provenance
 from runs import append_line, read_lines
 
@@ -175,7 +176,7 @@ async def _measure(options: argparse.Namespace, path: Path) -> list[OverheadRun]
         engines = [child for child in psutil.Process().children() if child.pid != daemon.pid]
         meters: dict[System, CpuMeter] = {"bare": CpuMeter(engines), "daemon": CpuMeter([daemon])}
         comparison = Comparison(chain, client, bare, meters, config.groups[0].name)
-        for index in range(-1, options.runs):
+        for index in counted(range(-1, options.runs), "rounds"):
             order = [(system, mode) for mode in MODES for system in SYSTEMS]
             for system, mode in order[::-1] if index % 2 else order:
                 run = await comparison.run(system, mode, index)

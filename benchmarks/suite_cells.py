@@ -17,6 +17,7 @@ from load_sides import Side
 from pingpong_bus.errors import PingpongError
 from pingpong_client import AsyncClient
 from profiles import Profile, ids_chain
+from progress_bar import counting
 from runs import Run, row_name
 from suite_daemons import Daemon, Say
 from suite_plan import Cell, Pace, Row, estimated_s, next_cell, rows_of, sides_of
@@ -74,7 +75,13 @@ class SuiteRun:
 
     async def run(self, seconds: float) -> None:
         """Run rounds of cells, the most urgent first, as long as one fits `seconds`."""
-        ends = time.monotonic() + seconds
+        with counting("rounds", sum(cell.runs for cell in self._cells)) as done:
+            await self._run_rounds(time.monotonic() + seconds, done)
+        for cell in self._cells:
+            if (had := self._rounds.get(cell.name, 0)) < cell.runs:
+                self._say(f"{cell.name}: {had} of {cell.runs} rounds fitted the time")
+
+    async def _run_rounds(self, ends: float, done: Callable[[], None]) -> None:
         while cell := next_cell(self._cells, self._rounds, self._costs_s, ends - time.monotonic()):
             index = self._rounds.get(cell.name, 0)
             began = time.monotonic()
@@ -85,9 +92,7 @@ class SuiteRun:
             await (self._load_round(cell, index) if cell.at_once else self._chain_round(cell, index))
             self._rounds[cell.name] = index + 1
             self._costs_s[cell.name] = time.monotonic() - began
-        for cell in self._cells:
-            if (had := self._rounds.get(cell.name, 0)) < cell.runs:
-                self._say(f"{cell.name}: {had} of {cell.runs} rounds fitted the time")
+            done()
 
     async def _warm_up(self, daemon: str, way: Way, profile: Profile) -> None:
         """Run a short chain of these prompts that way, where that was not done before."""

@@ -31,6 +31,7 @@ from pingpong_bus.chain import Agent, Chain  # noqa: E402
 from pingpong_bus.errors import NotEqual, PingpongError  # noqa: E402
 from pingpong_bus.messages import SubmitOptions  # noqa: E402
 from pingpong_client import AsyncClient, load_chain  # noqa: E402
+from progress_bar import counted, watched  # noqa: E402
 from runs import Run, RunMode  # noqa: E402
 
 EXAMPLE_CONFIG = ROOT / "examples" / "cpu.toml"
@@ -40,7 +41,7 @@ WARM_UP_TOKENS = 600
 
 
 class Stages:
-    """Tells how the start goes, one line for each new stage."""
+    """Tells how the start goes, one line for each new stage, where no bars do."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -52,7 +53,7 @@ class Stages:
             "worker_loading": lambda: f"engines: {event['stage']}",
             "worker_ready": lambda: f"{event['worker']} is ready",
         }.get(event.get("event", ""), lambda: "")()
-        if stage and stage != self._last:
+        if stage and stage != self._last and not watched():
             self._last = stage
             print(f"  {time.monotonic() - self._started:4.0f} s  {stage}", flush=True)
 
@@ -114,7 +115,7 @@ async def _run_pairs(config: Path, chain: Chain, pairs: int) -> list[Run]:
         await warm_up(client)
         print(f'Running "{chain.name}", {len(chain.agents)} agents, prefix caches emptied before each run:', flush=True)
         order = [(index, mode) for index in range(pairs) for mode in (MODES[::-1] if index % 2 else MODES)]
-        runs = [await run_once(client, chain, mode, index) for index, mode in order]
+        runs = [await run_once(client, chain, mode, index) for index, mode in counted(order, "runs")]
         print("Stopping the daemon ...", flush=True)
     return runs
 
