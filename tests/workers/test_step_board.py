@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pingpong_bus.messages import SchedulerState
-from pingpong_worker.step_board import STEP_BOARD, BoardWriter, StepBoard
+from pingpong_worker.step_board import STEP_BOARD, BoardWriter, CollectionsSlot, StepBoard
 from pingpong_worker.step_prices import StepPrices
 
 HANG_S = 30
@@ -50,6 +50,51 @@ def test_what_is_posted_is_read(tmp_path: Path) -> None:
         writer.post(state(number), prices())
         assert board.state() == state(number)
     assert board.prices() == prices().to_dict()
+
+
+COLLECTS = """
+import gc, os, sys
+from pathlib import Path
+from pingpong_worker.garbage_watch import collections_of_this_process
+from pingpong_worker.step_board import CollectionsSlot
+watch = collections_of_this_process()
+watch.tell = CollectionsSlot(Path(sys.argv[1])).write
+garbage = [[] for _ in range(100_000)]
+gc.collect()
+print(watch.total_ms, flush=True)
+os._exit(0)  # the interpreter's end collects, too
+"""
+
+
+def test_collections_in_all_processes_of_an_engine_are_added_up(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    board = StepBoard(path)
+    writer = BoardWriter(path)
+    writer.post(state(3), prices())
+    children = [
+        subprocess.Popen([sys.executable, "-c", COLLECTS, str(path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    took = [float(child.communicate(timeout=HANG_S)[0]) for child in children]
+    assert min(took) > 0
+    shown = board.state()
+    assert shown is not None
+    assert shown.gc_ms == pytest.approx(sum(took))
+    assert board.prices() == prices().to_dict(), "the slots are beside the notes"
+
+
+def test_more_processes_than_slots_say_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    board = StepBoard(path)
+    BoardWriter(path).post(state(3), prices())
+    for _ in range(256):
+        CollectionsSlot(path).write(1.0)
+    CollectionsSlot(path).write(50.0)
+    shown = board.state()
+    assert shown is not None
+    assert shown.gc_ms == 256
+    with pytest.raises(OSError, match="gone"):
+        CollectionsSlot(tmp_path / "gone")
 
 
 def test_the_worker_offers_prices_to_start_with(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import time
+from collections.abc import Callable
 
 
 class Collections:
@@ -12,10 +13,12 @@ class Collections:
 
     Attributes:
         total_ms: what they have taken so far.
+        tell: called with it after each one; must not raise.
     """
 
     def __init__(self) -> None:
         self.total_ms = 0.0
+        self.tell: Callable[[float], None] = lambda _: None
         self._begun = 0.0
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
@@ -26,6 +29,7 @@ class Collections:
         elif self._begun:  # else it was this one's beginning in the middle of a collection
             self.total_ms += (time.perf_counter() - self._begun) * 1e3
             self._begun = 0.0
+            self.tell(self.total_ms)
 
 
 @functools.cache

@@ -13,10 +13,16 @@ There are two notes, the state and the prices. Each has a sequence number, a len
 The writer makes the number odd, writes, and makes it even; a reader copies the note between two looks at the number,
 and copies again where they differ or are odd. x86-64 keeps the order of stores. There is one writer of a note at a
 time: of the prices it is the worker until the engine starts, who puts those on file there, and then the scheduler.
+
+Behind the notes each process of the engine has a slot, for a collection of garbage in any of them holds up the step:
+
+    offset   0   8        its pid; 0 where the slot is free
+             8   8        ms that collections have taken in it, a double
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -30,7 +36,7 @@ from pingpong_worker.step_prices import StepPrices
 STEP_BOARD: Final = "PINGPONG_STEP_BOARD"
 """Environment variable: the board's path."""
 
-_STATE_AT, _PRICES_AT, _BYTES = 0, 4096, 1 << 18
+_STATE_AT, _PRICES_AT, _SLOTS_AT, _BYTES = 0, 4096, (1 << 18) - 4096, 1 << 18
 _HEAD = 16
 _LOOKS = 100
 """Looks at a note before it is left for the next time: a writer may have died in the middle of it."""
@@ -86,7 +92,7 @@ class BoardWriter:
     def __init__(self, path: Path) -> None:
         board = _map(path)
         self._state = _Note(board, _STATE_AT, _PRICES_AT)
-        self._prices = _Note(board, _PRICES_AT, _BYTES)
+        self._prices = _Note(board, _PRICES_AT, _SLOTS_AT)
         self._posts = 0
 
     @classmethod
@@ -108,6 +114,30 @@ class BoardWriter:
         self._posts += 1
 
 
+class CollectionsSlot:
+    """The slot of one process of the engine; claimed as it starts.
+
+    Args:
+        path: of a board that a worker has made.
+
+    Raises:
+        OSError: there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # several processes start at once
+            pids, self._times_ms = _slots(_map(path))
+            self._index = next((index for index, pid in enumerate(pids) if pid == 0), None)
+            if self._index is not None:
+                pids[self._index] = os.getpid()
+
+    def write(self, total_ms: float) -> None:
+        """Say what collections have taken so far; of more processes than there are slots nothing is said."""
+        if self._index is not None:
+            self._times_ms[self._index] = total_ms
+
+
 class StepBoard:
     """The worker's side: makes the board, and reads it.
 
@@ -127,7 +157,8 @@ class StepBoard:
             os.close(descriptor)
         board = _map(path)
         self._state = _Note(board, _STATE_AT, _PRICES_AT)
-        self._prices = _Note(board, _PRICES_AT, _BYTES)
+        self._prices = _Note(board, _PRICES_AT, _SLOTS_AT)
+        self._times_ms = _slots(board)[1]
         self._last: SchedulerState | None = None
 
     def offer_prices(self, prices: dict[str, Any]) -> None:
@@ -135,16 +166,22 @@ class StepBoard:
         self._prices.write(_encoder.encode(prices))
 
     def state(self) -> SchedulerState | None:
-        """What the scheduler showed last; None before its first step with a decode."""
+        """What the scheduler showed last, and its processes since; None before its first step with a decode."""
         data = self._state.read()
         if data is not None:
-            self._last = _state_decoder.decode(data)
+            self._last = msgspec.structs.replace(_state_decoder.decode(data), gc_ms=sum(self._times_ms))
         return self._last
 
     def prices(self) -> dict[str, Any] | None:
         """The latest prices, as `StepPrices.to_dict` gave them; None where there are none."""
         data = self._prices.read()
         return None if data is None else _prices_decoder.decode(data)
+
+
+def _slots(board: mmap.mmap) -> tuple[memoryview[int], memoryview[float]]:
+    """The pids and the times of all slots."""
+    slots = memoryview(board)[_SLOTS_AT:_BYTES]
+    return slots.cast("Q")[::2], slots.cast("d")[1::2]
 
 
 def _map(path: Path) -> mmap.mmap:

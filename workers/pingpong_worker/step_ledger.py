@@ -17,7 +17,6 @@ import msgspec
 
 from pingpong_bus.messages import SchedulerState
 from pingpong_worker.decode_first import DecodeFirst, Grant, Reason, StepView
-from pingpong_worker.garbage_watch import collections_of_this_process
 from pingpong_worker.step_board import BoardWriter
 from pingpong_worker.step_prices import StepKind, StepPrices
 
@@ -65,7 +64,6 @@ class StepLedger:
         self._planned: deque[PlannedStep] = deque()
         self._ended = -math.inf
         self._steps = self._append_tokens = self._withheld = 0
-        self._collections = collections_of_this_process()
         self._state: SchedulerState | None = None
         """What the board shows."""
 
@@ -94,7 +92,7 @@ class StepLedger:
                 self._prices.pass_over("beside")
         self._ended = now
         if self._state is not None and self._state.kv_usage != kv_usage:  # by prompts alone, or for want of any
-            self._post(msgspec.structs.replace(self._state, kv_usage=kv_usage, gc_ms=self._collections.total_ms))
+            self._post(msgspec.structs.replace(self._state, kv_usage=kv_usage))
 
     def _show(self, step: PlannedStep, seconds: float, kv_usage: float) -> None:
         if step.view.decodes == 0:
@@ -115,7 +113,6 @@ class StepLedger:
                 append_tokens=self._append_tokens,
                 withheld_steps=self._withheld,
                 kv_usage=kv_usage,
-                gc_ms=self._collections.total_ms,
             )
         )
 

@@ -16,12 +16,15 @@ import functools
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from pingpong_worker.garbage_watch import collections_of_this_process
 from pingpong_worker.parent_death import die_with_parent
 from pingpong_worker.shared_memory_names import use_own_names
+from pingpong_worker.step_board import STEP_BOARD, CollectionsSlot
 
 WORKER_PID = "PINGPONG_WORKER_PID"
 """Set by a worker to its own pid; its engine's processes inherit it."""
@@ -60,6 +63,9 @@ def _change_vllm(*, in_worker: bool) -> None:
         from pingpong_worker.vllm_start_progress import tell_start
 
         tell_start()
+        if board := os.environ.get(STEP_BOARD):
+            with suppress(OSError):  # the board is for looking at: an engine runs without it
+                collections_of_this_process().tell = CollectionsSlot(Path(board)).write
     if folder := os.environ.get("PINGPONG_TRACE"):  # see `request_trace.py`
         from pingpong_worker.vllm_trace import trace_engine, trace_worker
 
