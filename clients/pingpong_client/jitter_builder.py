@@ -65,7 +65,11 @@ class _Episode:
         self.ended = min(at, self.began + record.seconds)
         self.worst_ms = max(self.worst_ms, record.worst_ms)
         # The words that go with the cause it was, and not with the last one that it was taken for.
-        self.why = next((one.why for one in reversed(self.changes) if one.cause == self.cause), self.why)
+        fitting = [one.why for one in self.changes if one.cause == self.cause]
+        if fitting:
+            self.why = fitting[-1]
+        elif self.changes:
+            self.why = f"taken for {self.changes[-1].cause.replace('_', ' ')} at first: {self.why}"
 
     def report(self) -> Episode:
         end = self.end

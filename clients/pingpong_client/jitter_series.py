@@ -14,7 +14,8 @@ import msgspec
 from pingpong_bus.log_records import DecodeSteps
 
 MOST_POINTS: Final = 480
-_FIRST_S: Final = 10.0
+_WIDER: Final = 1.25
+"""A point's time, at first, to that of a log line: no point between two lines is empty because one came late."""
 _KEPT_MEDIANS: Final = 16
 """Of the lines that are joined to a point."""
 _KEPT_OF_ALL: Final = 500
@@ -94,7 +95,8 @@ class Series:
     """One group's points."""
 
     def __init__(self) -> None:
-        self._width_s = _FIRST_S
+        self._width_s = 0.0
+        """By the first line."""
         self._points: dict[int, _Sums] = {}
         self._medians, self._p99s = _Weighed(_KEPT_OF_ALL), _Weighed(_KEPT_OF_ALL)
         self.tokens = self.late = self.appends_tokens = 0
@@ -105,6 +107,7 @@ class Series:
         middle = at - steps.seconds / 2
         if not 0 <= middle < _LATEST_S:
             return
+        self._width_s = self._width_s or max(1.0, _WIDER * steps.seconds)
         self._points.setdefault(int(middle // self._width_s), _Sums()).add(steps)
         while len(self._points) > MOST_POINTS:
             self._join()

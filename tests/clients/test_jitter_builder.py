@@ -91,6 +91,11 @@ def test_an_episode_that_began_before_the_log() -> None:
     assert (episode.began, episode.ended, episode.why, episode.causes) == (BEGAN + 60, BEGAN + 100, "", [])
 
 
+def test_a_reason_is_never_told_of_another_cause() -> None:
+    [episode] = report_of([written(0, jitter()), written(40, ended(cause="unknown"))]).episodes
+    assert (episode.cause, episode.why) == ("unknown", f"taken for thermal throttle at first: {CLOCK}")
+
+
 def test_episodes_are_bounded_and_the_costliest_stay() -> None:
     costs = [float(cost) for cost in range(2 * MOST_EPISODES)]
     random.Random(5).shuffle(costs)
