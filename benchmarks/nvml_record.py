@@ -62,7 +62,8 @@ class Recorder:
 
     def fields(self, handle: Any, ids: Sequence[int]) -> dict[int, int]:
         """As NVML."""
-        found: dict[int, int] = self._keep("fields", self._nvml.fields, handle, ids)
+        key = " ".join(["fields", *map(str, ids)])
+        found: dict[int, int] = self._keep(key, self._nvml.fields, handle, ids)
         return found
 
     def next_xid(self) -> tuple[str, int] | None:

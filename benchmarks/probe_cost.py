@@ -41,7 +41,7 @@ from pingpongd.worker_handle import Worker
 from provenance import command_line, provenance
 from runs import append_line, read_lines
 
-_FAMILY = """
+_FAMILY = r"""
 import os, sys, threading, time
 processes, threads = int(sys.argv[1]), int(sys.argv[2])
 for _ in range(processes - 1):
@@ -49,7 +49,7 @@ for _ in range(processes - 1):
         break
 for _ in range(threads - 1):
     threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
-print(os.getpid(), flush=True)
+os.write(1, b"%d\n" % os.getpid())
 while os.getppid() != 1:
     time.sleep(0.009)
     sum(range(20_000))

@@ -29,7 +29,7 @@ class NvmlPlayer:
         self.changes: dict[str, Any] = {}
         """For the card, or, with "UUID " before the key, for one handle."""
         self.counters: dict[int, int] = {}
-        """What `fields` gives; none: it is not supported."""
+        """What `fields` gives; none: what was recorded."""
         self.slices: dict[str, str] = {}
         """MIG slices: the UUID of each one's card."""
         self.xids: list[tuple[str, int]] = []
@@ -65,9 +65,12 @@ class NvmlPlayer:
         return _value(answer["value"])
 
     def fields(self, handle: str, ids: Sequence[int]) -> dict[int, int]:
-        if not self.counters:
-            raise NvmlRefused(NOT_SUPPORTED)
-        return {field: self.counters[field] for field in ids if field in self.counters}
+        if self.counters:
+            return {field: self.counters[field] for field in ids if field in self.counters}
+        answer = self.frame["devices"][0].get(" ".join(["fields", *map(str, ids)]), {"error": NOT_SUPPORTED})
+        if "error" in answer:
+            raise NvmlRefused(answer["error"])
+        return {int(field): value for field, value in answer["value"].items()}
 
     def listen(self, handle: str) -> None:
         self.listening.append(handle)
@@ -76,9 +79,9 @@ class NvmlPlayer:
         return self.xids.pop(0) if self.xids else None
 
 
-def process(pid: int, instance: int = 0xFFFFFFFF) -> dict[str, int]:
+def process(pid: int, instance: int = 0xFFFFFFFF, used: int | None = None) -> dict[str, int | None]:
     """One of a listing of processes."""
-    return {"pid": pid, "gpuInstanceId": instance}
+    return {"pid": pid, "gpuInstanceId": instance, "usedGpuMemory": used}
 
 
 def sample(pid: int, busy: int, at_us: int) -> dict[str, int]:

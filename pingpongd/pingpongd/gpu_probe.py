@@ -16,9 +16,9 @@ import msgspec
 from pingpong_bus.messages import DeviceState
 from pingpong_worker.pinning import parse_device
 from pingpongd.device_tenants import DeviceTenants
+from pingpongd.foreign_load import ForeignLoad
 from pingpongd.gpu_counters import GpuCounters
-from pingpongd.nvml import NEVER, NOT_FOUND, Nvml, NvmlRefused
-from pingpongd.pace import Pace
+from pingpongd.nvml import NEVER, Nvml, NvmlRefused
 
 REASONS: Final = {
     0x1: "gpu_idle",
@@ -35,9 +35,6 @@ REASONS: Final = {
 _SM, _MEMORY = 1, 2
 _UNCORRECTED, _VOLATILE = 1, 0
 _ANY_INSTANCE: Final = 0xFFFFFFFF
-_US: Final = 1_000_000
-_FOREIGN_SHARE: Final = 0.002
-"""Of a core, for one device: more, for where it is asked someone else is on the device."""
 _LISTINGS: Final = (
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetGraphicsRunningProcesses",
@@ -60,9 +57,7 @@ class _Card(msgspec.Struct):
     """What does not change."""
     counters: GpuCounters = msgspec.field(default_factory=GpuCounters)
     xid: int | None = None
-    foreign_pace: Pace = msgspec.field(default_factory=lambda: Pace(_FOREIGN_SHARE))
-    foreign_seen_us: int = 0
-    foreign_utilization: float | None = None
+    foreign: ForeignLoad = msgspec.field(default_factory=ForeignLoad)
 
 
 class GpuProbe:
@@ -123,7 +118,7 @@ class GpuProbe:
         for uuid in uuids:
             card = self._card(uuid)
             if card is not None and (listed := self._listed(card)) is not None:
-                self._tenant(name, uuid).starting(listed)
+                self._tenant(name, uuid).starting(listed.keys())
 
     def look(self, name: str, uuids: Sequence[str], pids: Sequence[int]) -> list[DeviceState]:
         """Look at a group's devices, in their order.
@@ -208,14 +203,15 @@ class GpuProbe:
             shared = msgspec.structs.replace(shared, utilization=None if usage is None else usage.gpu / 100)
         memory = self._ask(card, "nvmlDeviceGetMemoryInfo")
         listed = self._listed(card)
-        foreign = [] if listed is None else self._foreign(name, card, listed, pids)
+        used = None if memory is None else int(memory.used)
+        foreign = [] if listed is None else self._foreign(name, card, listed, used, pids)
         return msgspec.structs.replace(
             shared,
             name=str(_text(self._fixed(card, "nvmlDeviceGetName")) or ""),
-            memory_used_bytes=None if memory is None else memory.used,
+            memory_used_bytes=used,
             memory_total_bytes=None if memory is None else memory.total,
             foreign_pids=foreign,
-            foreign_utilization=None if listed is None else self._foreign_utilization(card, foreign),
+            foreign_utilization=None if listed is None else card.foreign.utilization,
         )
 
     def _hardware(self, card: _Card) -> DeviceState:
@@ -244,46 +240,39 @@ class GpuProbe:
             )
         return self._seen[card.uuid]
 
-    def _listed(self, card: _Card) -> set[int] | None:
-        """The processes on a device, as NVML numbers them; None where it lists none at all."""
+    def _listed(self, card: _Card) -> dict[int, int | None] | None:
+        """The processes on a device, as NVML numbers them, and the bytes that each holds; None where it lists none at
+        all."""
         listings = [self._ask(card, call) for call in _LISTINGS]
         if all(listing is None for listing in listings):
             return None
         return {
-            process.pid
+            process.pid: process.usedGpuMemory
             for listing in listings
             for process in listing or ()
             # Some drivers list the whole card's under each of its slices.
             if card.instance is None or process.gpuInstanceId in (card.instance, _ANY_INSTANCE)
         }
 
-    def _foreign(self, name: str, card: _Card, listed: set[int], pids: Sequence[int]) -> list[int]:
-        return self._tenant(name, card.uuid).foreign(listed, set(pids), lambda pid: self._descends(pid, pids))
-
-    def _foreign_utilization(self, card: _Card, foreign: Sequence[int]) -> float | None:
-        """The part of the time in which others computed; asked only where there are any."""
-        if not foreign:
-            card.foreign_utilization = 0.0
-            return 0.0
-        now, call = self._clock(), "nvmlDeviceGetProcessUtilization"
-        if not card.foreign_pace.due(now):
-            return card.foreign_utilization
-        if call in card.refused:
-            return None
-        began = self._cpu()
-        try:
-            # One sample for each process, the latest since then; their clocks differ by up to a second.
-            samples = self._nvml.ask(call, card.handle, max(0, card.foreign_seen_us - _US))
-        except NvmlRefused as refusal:
-            if refusal.code in NEVER:
-                card.refused.add(call)
-            card.foreign_utilization = 0.0 if refusal.code == NOT_FOUND else None
-        else:
-            card.foreign_seen_us = max((sample.timeStamp for sample in samples), default=card.foreign_seen_us)
-            theirs = sum(sample.smUtil for sample in samples if sample.pid in foreign)
-            card.foreign_utilization = min(1.0, theirs / 100)
-        card.foreign_pace.spent(now, self._cpu() - began)
-        return card.foreign_utilization
+    def _foreign(
+        self, name: str, card: _Card, listed: dict[int, int | None], used: int | None, pids: Sequence[int]
+    ) -> list[int]:
+        """Others' processes on a device; what they compute is asked where there may be any."""
+        tenants = self._tenant(name, card.uuid)
+        own = tenants.own(listed.keys(), set(pids), lambda pid: self._descends(pid, pids))
+        foreign = listed.keys() - own
+        joined = tenants.joined(used, listed)
+        if not foreign and (self._same_pids or not own):
+            card.foreign.nobody()
+            return []
+        card.foreign.look(
+            lambda call, since: self._nvml.ask(call, card.handle, since),
+            own,
+            self._clock(),
+            self._cpu,
+            seen=bool(foreign) or joined,
+        )
+        return sorted({*foreign, *card.foreign.pids})
 
 
 def _text(value: str | bytes | None) -> str | None:

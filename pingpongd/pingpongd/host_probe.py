@@ -28,9 +28,13 @@ _NS: Final = 1e-9
 _BUSY: Final = 4
 """Threads of a group that are looked at every time for each of: what they did of late, what they did in their lives.
 An engine has hundreds, of which one or a few make its steps."""
-_SCAN_SHARE: Final = 0.0004
+_SCAN_SHARE: Final = 0.0001
 """Of a core: for finding the busiest threads of one group."""
+_SEARCH_SHARE: Final = 0.0004
+"""The same where those that are known do less than half of the work: others have become busy."""
 _SCAN_S: Final = 5.0
+_WORKS: Final = 0.05
+"""Of a core: a group that uses less has nothing to search for."""
 _IDLE_S: Final = 10.0
 
 
@@ -67,7 +71,8 @@ class _Group(msgspec.Struct):
     """Nanoseconds that each thread had run at the latest scan."""
     known: set[int] = set()
     """The processes that it looked into."""
-    pace: Pace = msgspec.field(default_factory=lambda: Pace(_SCAN_SHARE, _SCAN_S))
+    scan: Pace = msgspec.field(default_factory=lambda: Pace(_SCAN_SHARE, _SCAN_S))
+    search: Pace = msgspec.field(default_factory=lambda: Pace(_SEARCH_SHARE, _SCAN_S))
 
 
 class HostProbe:
@@ -129,8 +134,8 @@ class HostProbe:
             used += (process.reading.cpu_s - known.reading.cpu_s) / passed
             faults += (process.reading.major_faults - known.reading.major_faults) / passed
             switches += _switches(known.status, process.status)
-        waited = self._waited(group)
-        self._scan(group)
+        waited, known_work = self._waited(group)
+        self._scan(group, searching=used >= _WORKS and known_work < used / 2)
         if not group.processes:
             return None
         # A group's processes are in one cgroup: nobody moves an engine out of its worker's.
@@ -173,13 +178,10 @@ class HostProbe:
         own = [(thread.reading.ran_ns, tid) for tid, thread in group.threads.items() if thread.pid == pid]
         return max(own)[1] if own else pid
 
-    def _waited(self, group: _Group) -> float | None:
-        """The part of the time in which the thread that ran most had no core.
-
-        Not the one that was ready most: vLLM's engine core on a CPU looks for results again and again, yields its core
-        each time, and so is ready all the time: it was seen to run for 8 % of the time and to "wait" for 92 %.
-        """
-        most, waited = -1.0, None
+    def _waited(self, group: _Group) -> tuple[float | None, float]:
+        """The part of the time in which the thread that wanted to run most had no core; and the CPU time of all that
+        are known, as a part of a core."""
+        most, waited, work = -1.0, None, 0.0
         for tid, thread in list(group.threads.items()):
             text = read_file(f"{self._proc}/{thread.pid}/task/{tid}/schedstat")
             reading = None if text is None else parse_thread(text)
@@ -190,15 +192,17 @@ class HostProbe:
             if now > thread.at_s:
                 wait = max(0, reading.waited_ns - before.waited_ns)
                 ran = max(0, reading.ran_ns - before.ran_ns)
-                if ran > most:
-                    most, waited = ran, min(1.0, wait * _NS / (now - thread.at_s))
+                work += ran * _NS / (now - thread.at_s)
+                if ran + wait > most:
+                    most, waited = ran + wait, min(1.0, wait * _NS / (now - thread.at_s))
             thread.at_s, thread.reading = now, reading
-        return waited
+        return waited, work
 
-    def _scan(self, group: _Group) -> None:
+    def _scan(self, group: _Group, *, searching: bool) -> None:
         """Find the threads that are worth a look every time."""
         now = self._clock()
-        if not group.pace.due(now) and group.processes.keys() <= group.known:
+        due = (group.search if searching else group.scan).due(now)
+        if not due and group.processes.keys() <= group.known:
             return
         began = time.thread_time()
         found: dict[int, _Thread] = {}
@@ -215,7 +219,8 @@ class HostProbe:
         chosen = {*late[-_BUSY:], *life[-_BUSY:], *lead.values()}
         group.known = set(group.processes)
         group.threads = {tid: group.threads.get(tid, found[tid]) for tid in chosen}
-        group.pace.spent(now, time.thread_time() - began)
+        for pace in (group.scan, group.search):
+            pace.spent(now, time.thread_time() - began)
 
 
 def _switches(before: _Status | None, now: _Status | None) -> list[float]:

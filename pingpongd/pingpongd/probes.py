@@ -22,7 +22,7 @@ from pingpongd.proc_files import descends, first_pid_namespace
 
 _log = structlog.get_logger(__name__)
 
-_SHARE: Final = 0.004
+_SHARE: Final = 0.003
 """Of a core: where looks take more, for many groups, they become rarer."""
 _STOP_S: Final = 2.0
 

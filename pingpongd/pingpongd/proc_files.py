@@ -7,7 +7,7 @@ what stands in one. `smaps` is never read: it takes the lock that the process's 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -81,15 +81,18 @@ def parse_process(text: bytes) -> ProcessReading:
 
 def parse_status(text: bytes) -> StatusReading:
     """`/proc/PID/task/TID/status`; a process that has given its memory back has no lines about it."""
-    lines = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
+    rss, swapped = _number(text, b"\nVmRSS:"), _number(text, b"\nVmSwap:")
     return StatusReading(
-        _kib(lines, b"VmRSS") or 0, _kib(lines, b"VmSwap"), int(lines.get(b"nonvoluntary_ctxt_switches", b"0"))
+        (rss or 0) * _KIB,
+        None if swapped is None else swapped * _KIB,
+        _number(text, b"\nnonvoluntary_ctxt_switches:") or 0,
     )
 
 
-def _kib(lines: Mapping[bytes, bytes], name: bytes) -> int | None:
-    value = lines.get(name)
-    return None if value is None else int(value.split()[0]) * _KIB
+def _number(text: bytes, name: bytes) -> int | None:
+    """What stands behind a name; of some sixty lines three are wanted."""
+    at = text.find(name)
+    return None if at < 0 else int(text[at + len(name) : text.index(b"\n", at + 1)].split()[0])
 
 
 def parse_thread(text: bytes) -> ThreadReading | None:

@@ -159,30 +159,32 @@ def test_devices_are_resolved_as_they_are_claimed() -> None:
 
 def test_throttles_between_two_looks_and_pcie_come_from_counters() -> None:
     bench = Bench()
-    bench.player.counters = {74: 0, 269: 5_000_000, 197: 0, 198: 7_000_000}
+    bench.player.counters = {74: 0, 269: 5_000_000, 197: 0, 198: 2**32 - 1_000_000}
     assert bench.look().pcie_rx_mb_s is None
     bench.player.counters = {74: 9_000_000, 269: 305_000_000, 197: 3_000_000, 198: 6_000_000}
     state = bench.look()
     assert state.throttle == ["gpu_idle", "sw_thermal_slowdown"]  # 9 ms of the power cap are less than a hundredth
     assert state.pcie_tx_mb_s == pytest.approx(3.0)
-    assert state.pcie_rx_mb_s is None  # it has begun anew
+    assert state.pcie_rx_mb_s == pytest.approx(7.0)  # they count in 32 bits
+    assert bench.look().throttle == ["gpu_idle"]  # as it is now, not as it was once
 
 
 def test_dear_counters_are_read_the_less_often() -> None:
-    bench, reads = Bench(), 0
+    bench = Bench()
+    reads: list[tuple[int, ...]] = []
     counted = bench.player.fields
 
     def dear(handle: Any, ids: Sequence[int]) -> dict[int, int]:
-        nonlocal reads
-        reads += 1
-        bench.clock.used += 0.020
+        reads.append(tuple(ids))
+        bench.clock.used += 0.008 if 197 in ids else 0.00003
         return counted(handle, ids)
 
     bench.player.fields = dear  # type: ignore[method-assign]
-    bench.player.counters = {197: 0}
+    bench.player.counters = {74: 0, 197: 0}
     for _ in range(80):
         bench.look()
-    assert reads == 2  # 20 ms at 0.05 % of a core: every 40 s
+    assert reads.count((74, 269)) == 80
+    assert reads.count((197, 198)) == 2  # 8 ms at 0.02 % of a core: every 40 s
 
 
 def test_xids_are_kept_by_card() -> None:
@@ -252,3 +254,67 @@ def test_samples_of_processes_need_not_be_of_the_same_second() -> None:
     bench.player.changes["nvmlDeviceGetProcessUtilization"] = [sample(9, 90, 5_500_000), sample(8, 30, 5_400_000)]
     assert bench.look().foreign_utilization == 1.0
     assert [key for key in bench.player.asked if "ProcessUtil" in key][-1].endswith(" 4000000")
+
+
+class TestUnlisted:
+    """Newer drivers list a container's own processes alone, and still say what others compute."""
+
+    @staticmethod
+    def bench() -> Bench:
+        bench = Bench(same_pids=False)
+        bench.player.changes |= {
+            "nvmlDeviceGetComputeRunningProcesses": [process(2, used=1_000 << 20)],
+            "nvmlDeviceGetMemoryInfo": {"used": 1_600 << 20, "free": 0, "total": 9_000 << 20},
+            "nvmlDeviceGetProcessUtilization": [sample(2, 90, 5_000_000)],
+        }
+        used = bench.player.ask
+
+        def dear(call: str, handle: str, *args: int) -> Any:
+            if call == "nvmlDeviceGetProcessUtilization":
+                bench.clock.used += 0.002
+            return used(call, handle, *args)
+
+        bench.player.ask = dear  # type: ignore[method-assign]
+        return bench
+
+    @staticmethod
+    def asked(bench: Bench) -> int:
+        return sum("ProcessUtilization" in key for key in bench.player.asked)
+
+    def test_alone_it_is_asked_every_five_seconds(self) -> None:
+        bench = self.bench()
+        states = [bench.look([1, 2]) for _ in range(20)]
+        assert {(tuple(state.foreign_pids), state.foreign_utilization) for state in states} == {((), 0.0)}
+        assert self.asked(bench) == 4
+
+    def test_memory_that_nobody_listed_holds_shows_that_someone_came(self) -> None:
+        bench = self.bench()
+        for _ in range(2):
+            bench.look([1, 2])
+        bench.player.changes["nvmlDeviceGetMemoryInfo"] = {"used": 2_300 << 20, "free": 0, "total": 9_000 << 20}
+        bench.player.changes["nvmlDeviceGetProcessUtilization"] = [sample(2, 11, 9_000_000), sample(489, 86, 9_100_000)]
+        state = bench.look([1, 2])
+        assert (state.foreign_pids, state.foreign_utilization) == ([489], 0.86)
+        before = self.asked(bench)
+        for _ in range(5):
+            assert bench.look([1, 2]).foreign_pids == [489]
+        assert self.asked(bench) == before + 5
+        bench.player.changes["nvmlDeviceGetMemoryInfo"] = {"used": 1_600 << 20, "free": 0, "total": 9_000 << 20}
+        bench.player.changes["nvmlDeviceGetProcessUtilization"] = [sample(2, 99, 19_000_000)]
+        assert [bench.look([1, 2]).foreign_pids for _ in range(6)][-1] == []
+
+    def test_our_own_growth_is_not_taken_for_someone_else(self) -> None:
+        bench = self.bench()
+        bench.look([1, 2])
+        bench.player.changes["nvmlDeviceGetComputeRunningProcesses"] = [process(2, used=3_000 << 20)]
+        bench.player.changes["nvmlDeviceGetMemoryInfo"] = {"used": 3_600 << 20, "free": 0, "total": 9_000 << 20}
+        for _ in range(4):
+            bench.look([1, 2])
+        assert self.asked(bench) == 1
+
+    def test_where_not_even_our_own_is_listed_nothing_is_guessed(self) -> None:
+        bench = self.bench()
+        bench.player.changes["nvmlDeviceGetComputeRunningProcesses"] = []
+        bench.player.changes["nvmlDeviceGetProcessUtilization"] = [sample(7001, 90, 5_000_000)]
+        assert bench.look([1, 2]).foreign_pids == []
+        assert self.asked(bench) == 0

@@ -149,7 +149,7 @@ class Kernel:
             f"{pid} (x) S 1 1 1 0 -1 4194560 90 91 {faults} 92 {cpu} 0 93 94 20 0 3 0 {started} 5 6\n"
         )
         (folder / f"task/{pid}/status").write_text(
-            f"VmRSS:\t 4 kB\nVmSwap:\t {swap} kB\nnonvoluntary_ctxt_switches:\t{forced}\n"
+            f"Name:\tx\nVmRSS:\t 4 kB\nVmSwap:\t {swap} kB\nnonvoluntary_ctxt_switches:\t{forced}\n"
         )
 
     def thread(self, tid: int, ran_s: float, waited_s: float = 0.0, pid: int = 5) -> None:
