@@ -51,8 +51,6 @@ class Group:
         self.records: list[tuple[float, Record]] = []
         self.steps = 0
         self.gc_ms = self.engine_gc_ms = 0.0
-        self.extra: dict[str, Any] = {}
-        """Of the next heartbeat."""
         self.allowed: float | None = None
         """Beside appends, as the scheduler says."""
 
@@ -157,7 +155,6 @@ class Group:
                 withheld_steps=0,
                 gc_ms=self.engine_gc_ms,
             )
-        extra, self.extra = self.extra, {}
         beat = Heartbeat(
             at_ns=int(self.now * 1e9),
             open_hops=1,
@@ -169,6 +166,5 @@ class Group:
             scheduler=scheduler,
             step_counts=list(counts),
             gc_ms=self.gc_ms,
-            **extra,
         )
         self.jitter.beat(beat, self.now, 1.0)

@@ -1,6 +1,6 @@
 """An episode of jitter: begins with the first second in trouble, ends after a quiet time. Pure.
 
-    healthy --late tokens--> degraded --3 s without--> recovering --quiet for long enough--> healthy
+    healthy --late tokens--> degraded --5 s without--> recovering --quiet for long enough--> healthy
                                  ^----- late tokens -------'
 
 A group in an episode gets no new hops where another can take them, so silence must end it as well as good tokens: a
@@ -26,14 +26,14 @@ from pingpong_bus.messages import GroupHealth, HealthState, JitterCause
 from pingpongd.jitter_judge import Verdict
 from pingpongd.jitter_rules import Finding
 
-RECOVERING_S: Final = 3.0
+RECOVERING_S: Final = 5.0
 LONGEST_QUIET_S: Final = 25.0
 """Whatever happens again and again: an episode is over half a minute after its last late token."""
 _REPEAT_S = 60.0
 _HELD_S = 300.0
 """A cause that seems to go on keeps an idle group out for so long at most: evidence can be misread."""
-_WEAK = 3
-"""Seconds in a row that have to point to a less telling cause before it is believed."""
+_WEAK, _WEAK_UNKNOWN = 3, 10
+"""Seconds in a row that have to point to a less telling cause before it is believed, or to none."""
 _MOST_CHAINS = 100
 ADOPT_S: Final = 600
 """A group that has been slow, and for no reason that can be seen, for so many seconds is taken to be like this."""
@@ -216,7 +216,7 @@ def _believe(episode: Episode, found: Finding) -> Episode:
     held = episode.finding
     if found.cause == held.cause or found.rank < held.rank:
         return msgspec.structs.replace(episode, finding=found, weak=0)
-    if episode.weak + 1 >= _WEAK:
+    if episode.weak + 1 >= (_WEAK_UNKNOWN if found.cause == "unknown" else _WEAK):
         return msgspec.structs.replace(episode, finding=found, weak=0)
     return msgspec.structs.replace(episode, weak=episode.weak + 1)
 

@@ -149,6 +149,7 @@ class Looks:
             if state.uuid not in self._devices:  # what had happened to it before is no news
                 self._devices[state.uuid] = known = _DeviceLooks()
                 known.ecc_errors, known.xid = state.ecc_errors, state.xid
+                known.pids = set(state.foreign_pids[:_MOST_PIDS])
 
     def process(self, gc_worker_ms: float, gc_engine_ms: float, loop_late_ms: float) -> None:
         """Take what the worker says of a second."""

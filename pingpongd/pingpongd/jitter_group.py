@@ -182,6 +182,7 @@ class JitterGroup:
         self.state, records = jitter_episodes.step(self.state, tick, self.named)
         if jitter_episodes.adopted(self.state):
             self.baseline.forget()
+            self._judge = Judge()
             records += self.end(at_s, "it has been like this for long, and that counts as usual now")
         self._learn(second, baselines)
         return records

@@ -263,11 +263,10 @@ class Judge:
         for tally in shown:
             for bucket, tokens in tally.buckets.items():
                 buckets[bucket] = buckets.get(bucket, 0.0) + tokens
-        both = [tally for pair in self._seconds for tally in pair]
-        tokens, expected_ms = sum(tally.tokens for tally in shown), sum(tally.expected_ms for tally in both)
-        slowdown = sum(tally.total_ms for tally in both) / expected_ms if expected_ms else 1.0
-        if "median" in troubles:  # it may have begun in the middle of these seconds
-            slowdown = max(slowdown, self._pace.ratio)
+        tokens = sum(tally.tokens for tally in shown)
+        slowdown = _mean_ratio(tally for pair in self._seconds for tally in pair)
+        if troubles:  # they may have begun in the middle of these seconds
+            slowdown = max(slowdown, _mean_ratio((decode, appends)), self._pace.ratio if self._pace.slow else 1.0)
         on_time = sum(pair[0].tokens for pair in self._seconds) >= _FEW_KNOWN
         return Verdict(
             troubles=tuple(troubles),
@@ -281,13 +280,22 @@ class Judge:
             late_share=sum(tally.late for tally in shown) / tokens if tokens else 0.0,
             usual_ms=sum(tally.usual_ms for tally in shown) / tokens if tokens else 0.0,
             beyond_ms=max(decode.beyond_ms, appends.beyond_ms, 1e3 * second.silent_s),
-            slowdown=max(1.0, slowdown),
+            slowdown=slowdown,
             on_time=on_time and not {"median", "late", "stall", "silence"} & set(troubles),
             appends_ratio=self._appends_pace.ratio * second.allowed,
             allowed=second.allowed,
             silent_s=second.silent_s,
             guessed=tokens > 0 and not any(tally.known for tally in shown),
         )
+
+
+def _mean_ratio(tallies: Iterable[_Tally]) -> float:
+    """What tokens took over what they should, at least 1."""
+    total_ms = expected_ms = 0.0
+    for tally in tallies:
+        total_ms += tally.total_ms
+        expected_ms += tally.expected_ms
+    return max(1.0, total_ms / expected_ms) if expected_ms else 1.0
 
 
 def _many_late(tallies: Sequence[_Tally], *, troubled: bool) -> bool:

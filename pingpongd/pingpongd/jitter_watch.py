@@ -73,37 +73,44 @@ class JitterWatch:
         config: Callable[[], DaemonConfig],
         changed: Callable[[Worker], None],
         probes: ProbeSource | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
         workers: all there are, by name.
         config: gives the present configuration.
         changed: called with a worker whose health has changed its state.
         probes: of processes and devices; None: those of this machine.
+        clock: in seconds; the same as the probes'.
         """
         self._config = config
         self._changed = changed
+        self._clock = clock
         self._enabled = config().jitter.enabled
         self._probes: ProbeSource = probes if probes is not None else Probes(config().jitter)
         # Of a daemon's life: restarts count episodes anew.
         instance = f"{config().instance}-{secrets.token_hex(3)}"
         self._watched = {name: _Watched(worker, instance) for name, worker in workers.items()}
-        self._ticked_s = time.monotonic()
+        self._ticked_s = clock()
 
     async def run(self) -> None:
         """Look after groups that say nothing, for ever."""
         if self._enabled:
             self._probes.start()
-        self._ticked_s = time.monotonic()
+        self._ticked_s = self._clock()
         while True:
             await asyncio.sleep(_TICK_S)
-            now = time.monotonic()
-            held_up = now - self._ticked_s > _TICK_S + _HELD_UP_S
-            self._ticked_s = now
-            for watched in self._watched.values():
-                judged_s = watched.group.judged_s
-                serves = watched.worker.state in ("ready", "draining")
-                if serves and not held_up and judged_s is not None and now - judged_s >= _UNHEARD_S:
-                    self._judge(watched, now)
+            self.tick()
+
+    def tick(self) -> None:
+        """Judge the groups of which nothing was heard for a while; to be called every second."""
+        now = self._clock()
+        held_up = now - self._ticked_s > _TICK_S + _HELD_UP_S
+        self._ticked_s = now
+        for watched in self._watched.values():
+            judged_s = watched.group.judged_s
+            serves = watched.worker.state in ("ready", "draining")
+            if serves and not held_up and judged_s is not None and now - judged_s >= _UNHEARD_S:
+                self._judge(watched, now)
 
     def close(self) -> None:
         """Look no more."""
@@ -138,7 +145,7 @@ class JitterWatch:
 
     def beat(self, worker: Worker, message: Heartbeat) -> None:
         """Take a heartbeat of a worker that serves."""
-        watched, now = self._watched[worker.name], time.monotonic()
+        watched, now = self._watched[worker.name], self._clock()
         group = watched.group
         if worker.figures is not group.figures:
             group.measured(worker.figures)
@@ -193,7 +200,7 @@ class JitterWatch:
             self._changed(worker)
 
     def _end(self, watched: _Watched, why: str) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._tell(watched, watched.group.end(now, why), now)
 
     def _peers(self, worker: Worker) -> list[JitterGroup]:
