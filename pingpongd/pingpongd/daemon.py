@@ -141,6 +141,7 @@ class Daemon:
                 _collect_seldom()
                 self._notifier.ready()
                 self._notifier.status(self._status_line(chains))
+                self._tell_monitoring(lambda: status(0))  # who sees it ready finds /readyz so, too
                 _log.info("daemon_ready", seconds=round(time.monotonic() - self._started, 1))
                 await _first(stopped, serving, ticking, expiring, fleet.broken)
                 if fleet.broken.done():
@@ -264,12 +265,15 @@ class Daemon:
             self._ticks += 1
             chains.tick()
             tell_suppressed()
-            if self._monitoring is not None:
-                self._monitoring.tick(status, self._overdue_s)
+            self._tell_monitoring(status)
             self._notifier.status(self._status_line(chains))
             if self._draining or not self._ready:
                 self._notifier.extend(_GRACE_SECONDS)
             await asyncio.sleep(_TICK_SECONDS)
+
+    def _tell_monitoring(self, status: Callable[[], StatusReply]) -> None:
+        if self._monitoring is not None:
+            self._monitoring.tick(status, self._overdue_s)
 
     def _overdue_s(self) -> dict[str, float]:
         return self._fleet.overdue_s() if self._fleet is not None else {}
