@@ -46,8 +46,8 @@ LOOKS: Final[dict[JitterCause, tuple[str, str]]] = {
 }
 _MOST_GROUPS: Final = 12
 _GROUP_INCHES, _CAUSE_INCHES = 2.1, 0.3
-# How ticks are written that are years, months, days, hours, minutes or seconds apart; how one that begins the next larger
-# is; and what stands at the axis's end.
+# How ticks are written that are years, months, days, hours, minutes or seconds apart; how one is that begins the next
+# larger; and what stands at the axis's end.
 _TICKS: Final = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%H:%M:%S"]
 _DAYS: Final = ["%Y", "%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M:%S"]
 _OFFSETS: Final = ["", "", "", "%Y-%m-%d", "%Y-%m-%d", "%Y-%m-%d"]
@@ -140,7 +140,7 @@ def _group(
     axes.set_xlim(_date(first), _date(last))
     locator = AutoDateLocator(tz=UTC)
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, UTC, _TICKS, _DAYS, _OFFSETS))
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, UTC, _TICKS, _OFFSETS, _DAYS))
 
 
 def _lines(axes: Axes, points: Sequence[Point]) -> None:
