@@ -230,7 +230,7 @@ async def engine_of(config: DaemonConfig) -> AsyncIterator[Engine]:
     os.environ.update(config.environment | group.environment)
     parts: Any = simulated_parts(worker) if config.engine == "simulated" else vllm_parts(worker)
     parts.pin()
-    engine: Engine = parts.make_engine()
+    engine: Engine = parts.make_engine(lambda _: None)
     await engine.start()
     try:
         yield engine

@@ -34,7 +34,7 @@ _NAME_CELLS = 8
 _STATE_CELLS = 10
 _SLOW = 1.3
 """From here on a second's median is marked: as the watchdog does."""
-_WHY_LINES = 2
+_WHY_LINES = 3
 _STYLES = {
     "degraded": "bold yellow",
     "recovering": "cyan",
@@ -113,8 +113,8 @@ def _absent(worker: WorkerStatus, state: Text, width: int, *, ascii_only: bool) 
 
 def _episode(health: GroupHealth) -> str:
     for_s = f"for {health.since_s:,.0f} s"
-    slow = f", {health.slowdown:.1f} times the usual" if health.slowdown > 1 else ""
-    return f"{health.state} {for_s}{slow}: {health.cause or 'unknown'}{f'; {health.why}' if health.why else ''}"
+    head = f"{health.slowdown:.1f} times as slow {for_s}" if health.slowdown > 1 else f"{health.state} {for_s}"
+    return f"{head}: {health.cause or 'unknown'}{f'; {health.why}' if health.why else ''}"
 
 
 def _history(itl: ItlSummary, cells: int, *, ascii_only: bool) -> Text:
