@@ -55,6 +55,8 @@ _LABELLED = re.compile(
     r"\b((?:prompt|prompts|inputs?|text|content|messages|outputs?|answer|completion)[\"']?\s*[:=]\s*)"
     r"(\"(?:\\.|[^\"\\])*\"?|'(?:\\.|[^'\\])*'?)"
 )
+_BRACES = re.compile(r"\{\{(?!\s{0,9}[\w.-]{1,64}\s{0,9}\}\})([^{}]*)(?:\}\}|\Z)")
+"""What stands in braces and is no name: a prompt's own text, which an error quotes as a reference that is none."""
 _LONG_QUOTES = re.compile(rf"(?<!\w)(?:\"(?:\\.|[^\"\\]){{{_QUOTED},}}(?:\"|\Z)|'(?:\\.|[^'\\]){{{_QUOTED},}}(?:'|\Z))")
 
 
@@ -83,6 +85,7 @@ class Redactor:
         if not self._prompts:
             text = _IDS.sub(lambda found: f"[{found[0].count(',') + 1} numbers]", text)
             text = _LABELLED.sub(lambda found: f"{found[1]}<{len(found[2])} characters>", text)
+            text = _BRACES.sub(lambda found: f"{{{{<{len(found[1])} characters>}}}}", text)
             text = _LONG_QUOTES.sub(lambda found: f"<{len(found[0])} characters>", text)
         return text if length <= LONGEST else f"{text[:LONGEST]} ... of {length:,} characters"
 

@@ -59,6 +59,7 @@ def test_long_quotations_and_ids_are_left_out_unless_they_are_asked_for() -> Non
     texts = [
         f"ValueError: cannot tokenize {said!r}",
         f'bad request: "{said}',  # cut before its end
+        'agents[0].prompt: "{{my knee hurts}}" names no agent.',
         "Received request 7: prompt: 'my knee hurts', params: x",
         "SchedulerOutput(prompt_token_ids=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...])",
     ]
@@ -68,7 +69,8 @@ def test_long_quotations_and_ids_are_left_out_unless_they_are_asked_for() -> Non
         assert "3, 4" not in shown
         assert "characters>" in shown or "numbers]" in shown
         assert Redactor(prompts=True).text(text) == text
-    assert "params: x" in GUARDED.text(texts[2])
+    assert "params: x" in GUARDED.text(texts[3])
+    assert GUARDED.text('"{{ sumary }}" names no agent.') == '"{{ sumary }}" names no agent.'
 
 
 def test_known_secrets_are_found_wherever_they_stand() -> None:
