@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pingpong_bus.errors import ConfigError
 from pingpongd.check_finding import Finding, doubtful, failed, passed
 from pingpongd.config import DaemonConfig
-from pingpongd.monitoring import NO_METRICS, NO_TRACES, TRACE_MODULES, traces_endpoint
+from pingpongd.monitoring import NO_METRICS, NO_TRACES, TRACE_MODULES, is_loopback, traces_endpoint
 
 
 def monitoring_findings(config: DaemonConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -17,7 +17,7 @@ def monitoring_findings(config: DaemonConfig, environ: Mapping[str, str]) -> Ite
     if listen is not None:
         if importlib.util.find_spec("prometheus_client") is None:
             yield failed("http", NO_METRICS)
-        elif listen.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost"):
+        elif is_loopback(listen.rpartition(":")[0].strip("[]")):
             yield passed("http", f"metrics and health at http://{listen}")
         else:
             text = f"metrics and health at http://{listen}: whoever reaches it may read them."

@@ -37,6 +37,7 @@ from pingpongd.install_service_plan import (
     user_places,
 )
 from pingpongd.install_service_unit import MARK, Service, render_unit
+from pingpongd.monitoring import talks_beyond
 
 _HOMES = ("/home", "/root", "/run/user")
 """What ProtectHome=yes hides."""
@@ -169,6 +170,7 @@ def _service(places: Places, config: DaemonConfig, command: Sequence[str]) -> Se
         client_group=config.client_group,
         reads_homes=any(str(path).startswith(f"{home}/") for path in read for home in _HOMES),
         fetches=config.engine == "vllm" and not model.is_dir(),
+        talks_beyond=talks_beyond(config),
         writable=[folder for folder in (config.runtime_dir, config.state_dir, config.log_dir) if folder],
         confined=not places.user or _has_namespaces(),
     )

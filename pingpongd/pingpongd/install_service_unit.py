@@ -35,6 +35,8 @@ class Service:
     """Something that the daemon reads is in a home."""
     fetches: bool = False
     """The model comes over the network."""
+    talks_beyond: bool = False
+    """Other hosts ask for metrics, or are sent spans."""
     writable: Sequence[str] = field(default=())
     """Folders, outside of those that the unit makes, that the configuration has the daemon write to."""
     confined: bool = True
@@ -78,7 +80,7 @@ def render_unit(text: str, service: Service) -> str:
             settings["SupplementaryGroups"] = service.client_group
         if service.reads_homes:
             settings["ProtectHome"] = "read-only"
-        if service.fetches:
+        if service.fetches or service.talks_beyond:
             settings["IPAddressAllow"] = "any"
     if service.instance != "default":
         settings["Description"] = f"pingpongd ({service.instance}), read-ahead for chains of LLM agents"

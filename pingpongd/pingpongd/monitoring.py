@@ -7,6 +7,7 @@ The event loop tells it what happens, and waits for nothing. What is not configu
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -207,6 +208,23 @@ def traces_endpoint(config: DaemonConfig, environ: Mapping[str, str]) -> TracesE
         if environ.get(variable):
             return TracesEndpoint(urlsplit(environ[variable]).hostname or "", None, variable)
     return None
+
+
+def talks_beyond(config: DaemonConfig) -> bool:
+    """Whether the configuration has other hosts ask for metrics, or be sent spans."""
+    listen, endpoint = config.http.listen, traces_endpoint(config, {})
+    hosts = [listen.rpartition(":")[0].strip("[]")] if listen is not None else []
+    if endpoint is not None:
+        hosts.append(endpoint.host)
+    return any(not is_loopback(host) for host in hosts)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or address, is this one alone; names are not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _traces(config: DaemonConfig) -> Traces | None:

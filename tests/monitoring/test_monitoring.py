@@ -20,7 +20,7 @@ from pingpongd import health
 from pingpongd.check_finding import Finding
 from pingpongd.check_monitoring import monitoring_findings
 from pingpongd.config import DaemonConfig, parse_config
-from pingpongd.monitoring import Monitoring
+from pingpongd.monitoring import Monitoring, talks_beyond
 
 
 def config(**given: Any) -> DaemonConfig:
@@ -186,3 +186,19 @@ def test_what_check_says_of_missing_libraries(monkeypatch: pytest.MonkeyPatch) -
     found = findings(http={"listen": "127.0.0.1:9464"}, traces={"endpoint": "http://collector:4318"})
     assert [it.level for it in found] == ["error", "error"]
     assert [it.level for it in findings(environ)] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("given", "beyond"),
+    [
+        ({}, False),
+        ({"http": {"listen": "127.0.0.1:9464"}}, False),
+        ({"http": {"listen": "[::1]:9464"}}, False),
+        ({"http": {"listen": "localhost:9464"}, "traces": {"endpoint": "http://127.0.0.2:4318"}}, False),
+        ({"http": {"listen": "0.0.0.0:9464"}}, True),
+        ({"http": {"listen": "[::]:9464"}}, True),
+        ({"traces": {"endpoint": "https://collector.example:4318"}}, True),
+    ],
+)
+def test_whether_other_hosts_have_to_be_reached(given: dict[str, Any], beyond: bool) -> None:
+    assert talks_beyond(config(**given)) is beyond

@@ -128,6 +128,7 @@ def test_the_template_is_the_unit_with_folders_of_its_own() -> None:
             replace(SYSTEM, reads_homes=True, fetches=True, client_group="staff"),
             ["ProtectHome=read-only", "IPAddressAllow=any", "SupplementaryGroups=staff"],
         ),
+        (replace(SYSTEM, talks_beyond=True), ["IPAddressAllow=any", "ProtectHome=yes"]),
         (replace(SYSTEM, writable=["/srv/a b"]), ['ReadWritePaths="-/srv/a b"', "ProtectSystem=strict"]),
         (replace(SYSTEM, user=True), ["PrivateUsers=yes", "RuntimeDirectory=pingpongd"]),
         (replace(SYSTEM, user=True, instance="two"), ["RuntimeDirectory=pingpongd-two"]),
