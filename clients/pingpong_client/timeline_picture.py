@@ -12,7 +12,7 @@ from pingpong_bus.messages import ChainResult
 from pingpong_client import plotting
 from pingpong_client.table import clip, clip_middle
 from pingpong_client.timeline_account import PathKind, account
-from pingpong_client.timeline_spans import Flow, HopSpans, Lane, Span, chain_end_ms, flows, lanes
+from pingpong_client.timeline_spans import Flow, HopSpans, Lane, Span, chain_end_ms, flows, handovers, lanes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +36,14 @@ _PATH_LABELS: Final[dict[PathKind, str]] = {
     "queue": "in the queue",
     "wait": "waits to start",
 }
+_MARKS: Final = {
+    "lost": ("X", "lost with its worker"),
+    "moved": (">", "moved elsewhere"),
+    "failed": ("P", "failed"),
+    "aborted": ("s", "aborted"),
+}
+"""At a hop's end: the marker, and what it says."""
+_MARK_POINTS = 7
 _TOLD_SHARE = 0.005
 """Of a chain's time: what is shorter on its path needs no legend."""
 _ROW_INCHES, _FRAME_INCHES, _LEGEND_INCHES = 0.5, 0.42, 0.85
@@ -79,11 +87,12 @@ def figure(results: Sequence[ChainResult], titles: Sequence[str] = (), *, path: 
         found = _place(table)
         _draw_lanes(axes, table, found, seen)
         _draw_flows(axes, result, found, seen)
+        _draw_handovers(axes, result, found)
         if path:
             _draw_path(axes, result, seen)
         _dress(axes, _compared(title, result, results[0]), table, path=path)
         named.append((axes, [row for lane in found for row in lane], result))
-    panels[-1].set_xlim(0, end_s * 1.06)  # room for the last name
+    panels[-1].set_xlim(0, end_s * 1.08)  # room for the last name
     panels[-1].set_xlabel("seconds since the chain was submitted", fontsize=9)
     drawn.legend(handles=_legend(seen), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     drawn.draw_without_rendering()  # settles the layout, and so the scale
@@ -140,17 +149,14 @@ def _draw_hop(axes: Axes, hop: HopSpans, y: float, seen: set[str]) -> None:
         seen.add(colour)
         edge = plotting.WORK["append"] if colour == "append" else _EDGE  # short ones are to be seen, too
         _bar(axes, span.start_ms, span.end_ms, y, plotting.WORK[colour], edge=edge, zorder=3)
-    if hop.entry.state in ("lost", "moved", "failed", "aborted"):
+    if hop.entry.state in _MARKS:
         seen.add(hop.entry.state)
-        axes.plot(hop.end_ms / 1e3, y, marker=_marker(hop.entry.state), color=plotting.INK, markersize=8, zorder=6)
+        marker, _ = _MARKS[hop.entry.state]
+        axes.plot(hop.end_ms / 1e3, y, marker=marker, color=plotting.INK, markersize=_MARK_POINTS, zorder=6)
 
 
 def _colour(span: Span) -> str:
     return "wasted" if span.again else span.kind
-
-
-def _marker(state: str) -> str:
-    return ">" if state == "moved" else "X"
 
 
 def _bar(
@@ -203,6 +209,17 @@ def _draw_flows(axes: Axes, result: ChainResult, placed: Sequence[Sequence[_Row]
                 },
                 zorder=5,
             )
+
+
+def _draw_handovers(axes: Axes, result: ChainResult, placed: Sequence[Sequence[_Row]]) -> None:
+    """A dashed line from where a hop was lost or moved to where its agent went on, if in another row."""
+    at = {(hop.agent, hop.number): row.y for rows in placed for row in rows for hop in row.hops}
+    for hop, following in handovers(result):
+        x = [hop.end_ms / 1e3, following.entry.started_ms / 1e3]
+        y = [at[hop.agent, hop.number], at[following.agent, following.number]]
+        if y[0] == y[1]:
+            continue
+        axes.plot(x, y, color=plotting.INK, linewidth=1, linestyle=(0, (3, 2)), zorder=4)
 
 
 def _some(found: Sequence[Flow]) -> Iterable[Flow]:
@@ -268,10 +285,9 @@ def _legend(seen: set[str]) -> list[object]:
     for path_kind, label in _PATH_LABELS.items():
         if f"path {path_kind}" in seen:
             handles.append(Patch(facecolor=_PATH[path_kind], edgecolor=_EDGE, linewidth=0.5, label=label))
-    marks = {"lost": "lost with its worker", "moved": "moved elsewhere", "failed": "failed", "aborted": "aborted"}
-    for state, label in marks.items():
+    for state, (marker, label) in _MARKS.items():
         if state in seen:
-            handles.append(Line2D([], [], color=plotting.INK, marker=_marker(state), linestyle="none", label=label))
+            handles.append(Line2D([], [], color=plotting.INK, marker=marker, linestyle="none", label=label))
     if "tokens" in seen:
         handles.append(Line2D([], [], color=plotting.INK, marker="v", markersize=4, linewidth=0.8, label="tokens read"))
     return handles
@@ -290,10 +306,16 @@ def _name_bars(axes: Axes, rows: Sequence[_Row], result: ChainResult) -> None:
                 continue
             start, end = span.start_ms / 1e3, span.end_ms / 1e3
             free_until = min((other for other in starts if other >= end - 1e-9), default=inf)
-            _name_bar(axes, result.agents[hop.agent].name, row.y, start, end, free_until)
+            marked = hop.entry.state in _MARKS
+            _name_bar(axes, result.agents[hop.agent].name, row.y, (start, end), free_until, marked=marked)
 
 
-def _name_bar(axes: Axes, name: str, y: float, start: float, end: float, free_until: float) -> None:
+def _name_bar(axes: Axes, name: str, y: float, bar: tuple[float, float], free_until: float, *, marked: bool) -> None:
+    """Write a name; the room of a mark at the bar's end is left to it."""
+    start, end = bar
+    second = axes.transData.transform((1, 0))[0] - axes.transData.transform((0, 0))[0]  # in pixels
+    mark = 0.6 * _MARK_POINTS * axes.figure.dpi / 72 / second if marked else 0.0
+    end = max(start, end - mark)
     middle = (start + end) / 2
     text = axes.text(middle, y, name, ha="center", va="center", fontsize=9, zorder=7, parse_math=False)
     pixels = text.get_window_extent()
@@ -302,12 +324,13 @@ def _name_bar(axes: Axes, name: str, y: float, start: float, end: float, free_un
         # Arrows may cross the bar: they pass beneath the name.
         text.set_bbox({"facecolor": plotting.WORK["decode"], "edgecolor": "none", "pad": 1.5})
         return
-    if end + (right - left) <= min(free_until, axes.get_xlim()[1]):
-        text.set(x=end + (middle - left) / 8, ha="left")
+    beside = end + 2 * mark
+    if beside + (right - left) <= min(free_until, axes.get_xlim()[1]):
+        text.set(x=beside + (middle - left) / 8, ha="left")
         return
     text.set(fontsize=_SMALL)
     pixels = text.get_window_extent()
-    across = axes.transData.transform((end, 0))[0] - axes.transData.transform((start, 0))[0]
+    across = (end - start) * second
     along = abs(axes.transData.transform((0, _BAR))[1] - axes.transData.transform((0, 0))[1])
     if pixels.width <= across or across < pixels.height:
         text.set_visible(pixels.width <= across)

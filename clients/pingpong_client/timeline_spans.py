@@ -8,6 +8,7 @@ had had one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -142,6 +143,12 @@ def flows(result: ChainResult) -> list[Flow]:
                     if tokens and writer is not None:
                         found.append(Flow(writer, hop, span, tokens, span.start_ms))
     return found
+
+
+def handovers(result: ChainResult) -> list[tuple[HopSpans, HopSpans]]:
+    """Each hop that was not its agent's last, with the one that took over from it."""
+    hops = chain_spans(result)
+    return [(hop, following) for hop, following in pairwise(hops) if hop.agent == following.agent]
 
 
 def _taken(span: Span, at: int | None, tokens: int) -> int:

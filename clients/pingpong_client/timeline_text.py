@@ -11,14 +11,15 @@ from pingpong_client.table import clean, clip, clip_middle, format_table, millis
 from pingpong_client.timeline_account import Account, AgentAccount, account
 from pingpong_client.timeline_spans import HopSpans, Lane, Span, chain_end_ms, lanes
 
-_PREFILL, _APPEND, _DECODE, _AGAIN, _WAIT, _LOST = "█", "░", "─", "▓", "·", "✗"
+_PREFILL, _APPEND, _DECODE, _AGAIN, _WAIT, _LOST, _MOVED = "█", "░", "─", "▓", "·", "✗", "»"
 _LEGEND = (
     (_PREFILL, "prefill"),
     (_APPEND, "append (read ahead)"),
     (_DECODE, "decode"),
     (_WAIT, "waits for tokens"),
     (_AGAIN, "again"),
-    (_LOST, "lost or moved"),
+    (_LOST, "lost"),
+    (_MOVED, "moved"),
 )
 _FEWEST_CELLS, _WIDEST_NAME = 24, 24
 _WIDE, _LEFT_OUT = 76, ("read ahead", "cached")
@@ -178,7 +179,7 @@ def _bar(result: ChainResult, row: Sequence[HopSpans], end: float, cells: int) -
             names.append((first, last, clean(result.agents[hop.agent].name, lines=False)))
         if hop.entry.state in ("lost", "moved"):
             at = min(cells - 1, int(hop.end_ms / end * cells))
-            marks[at] = _LOST
+            marks[at] = _LOST if hop.entry.state == "lost" else _MOVED
     for first, last, name in names:
         room = last - first - 2
         if room < 2:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from itertools import count
 from typing import Any
 
 import msgspec
 
 from pingpong_bus.messages import ChainResult
 from pingpong_client.timeline_account import Account, account
-from pingpong_client.timeline_spans import HopSpans, Lane, Span, flows, lanes
+from pingpong_client.timeline_spans import HopSpans, Lane, Span, flows, handovers, lanes
 
 Event = dict[str, Any]
 _CHAIN_TRACK = 1
@@ -58,15 +59,35 @@ def _chain_events(result: ChainResult, pid: int, flow_ids: int) -> Iterator[Even
             for hop in row:
                 places[hop.agent, hop.number] = lane_pid, tid
                 yield from _hop_events(result, hop, lane_pid, tid)
-    for number, flow in enumerate(flows(result), start=flow_ids):
-        common: Event = {"name": "tokens", "cat": "tokens", "id": number, "args": {"tokens": flow.tokens}}
-        pid_from, tid_from = places[flow.writer.agent, flow.writer.number]
-        pid_to, tid_to = places[flow.reader.agent, flow.reader.number]
+    numbers = count(flow_ids)
+    for flow, number in zip(flows(result), numbers, strict=False):
         wrote = flow.writer.spans[-1]
-        leaves = min(max(flow.at_ms, wrote.start_ms), wrote.end_ms)
-        yield common | {"ph": "s", "pid": pid_from, "tid": tid_from, "ts": _us(leaves)}
+        leaves = min(max(flow.at_ms, wrote.start_ms), _before(wrote.end_ms, wrote.start_ms))
+        ends = (places[_key(flow.writer)], leaves), (places[_key(flow.reader)], flow.span.start_ms)
+        yield from _arrow("tokens", number, *ends, {"tokens": flow.tokens})
+    for (hop, following), number in zip(handovers(result), numbers, strict=False):
+        leaves = _before(hop.end_ms, hop.entry.started_ms)
+        ends = (places[_key(hop)], leaves), (places[_key(following)], following.entry.started_ms)
+        yield from _arrow(hop.entry.state, number, *ends, {"tokens": following.entry.tokens_before})
+
+
+def _key(hop: HopSpans) -> tuple[int, int]:
+    return hop.agent, hop.number
+
+
+def _before(end_ms: float, start_ms: float) -> float:
+    """The last moment inside a slice: at its very end nothing is bound to it."""
+    return max(start_ms, end_ms - 0.001)
+
+
+def _arrow(
+    name: str, number: int, tail: tuple[tuple[int, int], float], head: tuple[tuple[int, int], float], args: Event
+) -> Iterator[Event]:
+    """An arrow from a place (process and thread) and a time to another."""
+    common: Event = {"name": name, "cat": name, "id": number, "args": args}
+    for phase, ((pid, tid), at_ms) in (({"ph": "s"}, tail), ({"ph": "f", "bp": "e"}, head)):
         # "bp": "e" binds the arrow's head to the slice that encloses it, in place of the next one.
-        yield common | {"ph": "f", "bp": "e", "pid": pid_to, "tid": tid_to, "ts": _us(flow.span.start_ms)}
+        yield common | phase | {"pid": pid, "tid": tid, "ts": _us(at_ms)}
 
 
 def _path_events(made: Account, pid: int) -> Iterator[Event]:

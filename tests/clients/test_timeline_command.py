@@ -71,6 +71,15 @@ def test_text_marks_what_was_lost() -> None:
     assert "121 getting over losses and moves" in text
 
 
+def test_text_marks_what_was_moved() -> None:
+    result = lost_once()
+    hops = [msgspec.structs.replace(result.agents[0].hops[0], state="moved"), *result.agents[0].hops[1:]]
+    first = msgspec.structs.replace(result.agents[0], hops=hops)
+    text = "\n".join(timeline_lines(msgspec.structs.replace(result, agents=[first, result.agents[1]]), 100))
+    assert "» moved" in text
+    assert "✗" not in text
+
+
 def test_text_of_a_chain_that_waits_says_why() -> None:
     assert timeline_lines(queued(), 80)[-1] == "It has not run yet: 2 chains are before it."
 
@@ -152,7 +161,7 @@ async def test_without_matplotlib_the_way_out_is_named(
 async def test_text_and_trace_are_written(link: Link, tmp_path: Path) -> None:
     path = written(tmp_path, lost_once())
     await link.command("timeline", path, "-o", str(tmp_path / "x.txt"))
-    assert "✗ lost or moved" in (tmp_path / "x.txt").read_text()
+    assert "✗ lost" in (tmp_path / "x.txt").read_text()
     await link.command("timeline", path, "-o", str(tmp_path / "x.json"))
     assert json.loads((tmp_path / "x.json").read_bytes())["otherData"]["chains"][0]["id"] == "c1"
 
