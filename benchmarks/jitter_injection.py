@@ -62,7 +62,7 @@ class Seen(msgspec.Struct):
 async def keep_busy(client: AsyncClient, group: str, prompt: int, output: int) -> None:
     """Have a group answer one prompt after the other."""
     for number in itertools.count():
-        ids = [(7919 * number + 31 * at) % 30_000 + 100 for at in range(prompt)]
+        ids = [(7919 * number + 31 * at) % 3_900 + 100 for at in range(prompt)]
         agent = Agent(name="only", prompt_ids=ids, max_tokens=output, ignore_eos=True)
         await client.run(Chain(name="busy", agents=[agent]), {}, SubmitOptions(group=group))
 
@@ -71,7 +71,7 @@ async def read_ahead(client: AsyncClient, prefix: int, output: int, seed: int) -
     """Run chains that read ahead on all groups, one after the other."""
     profile = Profile(name="ahead", prefix=prefix, output=output, last_output=output, agents=4)
     for number in itertools.count(1000 * seed):
-        await client.run(ids_chain(profile, seed=number, vocabulary=30_000), {}, SubmitOptions(mode="ping-pong"))
+        await client.run(ids_chain(profile, seed=number, vocabulary=4_000), {}, SubmitOptions(mode="ping-pong"))
 
 
 @asynccontextmanager
