@@ -21,10 +21,10 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } h3 { font-size: 1rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0 1rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th, td { padding: .2rem .5rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
 th { border-bottom-color: #888; font-weight: 600; }
 th.text, td.text { text-align: left; }
-td.why { white-space: normal; min-width: 14rem; }
+td.why { white-space: normal; min-width: 10rem; }
 dl { display: grid; grid-template-columns: max-content auto; gap: .2rem 1rem; } dt { font-weight: 600; }
 dd { margin: 0; } footer { color: #666; margin-top: 2rem; }
 """

@@ -10,8 +10,9 @@ import msgspec
 
 from pingpong_bus.messages import ChainResult
 from pingpong_client import plotting
-from pingpong_client.table import clip, clip_middle
+from pingpong_client.table import clip_middle
 from pingpong_client.timeline_account import PathKind, account
+from pingpong_client.timeline_names import NamedBar, name_bar
 from pingpong_client.timeline_spans import Flow, HopSpans, Lane, Span, chain_end_ms, flows, handovers, lanes
 
 if TYPE_CHECKING:
@@ -53,8 +54,6 @@ _EDGE = "#444444"
 _ARROWS_EACH = 16
 """Of the tokens that one hop reads from another: evenly chosen among more, and always the last."""
 _DEVICE_CHARACTERS = 16
-_SMALL = 7
-"""Points of names that do not fit otherwise."""
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -294,47 +293,23 @@ def _legend(seen: set[str]) -> list[object]:
 
 
 def _name_bars(axes: Axes, rows: Sequence[_Row], result: ChainResult) -> None:
-    """Write agents' names into their longest stretch of decoding, or beside it, or upright; the axes have their
-    scale."""
+    """Write agents' names into their decoding, or into the longest of what they did."""
     for row in rows:
-        starts = [span.start_ms / 1e3 for hop in row.hops for span in hop.spans] + [
-            hop.entry.started_ms / 1e3 for hop in row.hops
-        ]
+        starts = [hop.entry.started_ms / 1e3 for hop in row.hops]
+        starts += [span.start_ms / 1e3 for hop in row.hops for span in hop.spans]
         for hop in row.hops:
             span = max(hop.spans, key=lambda span: (span.kind == "decode", span.end_ms - span.start_ms), default=None)
             if span is None:
                 continue
-            start, end = span.start_ms / 1e3, span.end_ms / 1e3
-            free_until = min((other for other in starts if other >= end - 1e-9), default=inf)
-            marked = hop.entry.state in _MARKS
-            _name_bar(axes, result.agents[hop.agent].name, row.y, (start, end), free_until, marked=marked)
-
-
-def _name_bar(axes: Axes, name: str, y: float, bar: tuple[float, float], free_until: float, *, marked: bool) -> None:
-    """Write a name; the room of a mark at the bar's end is left to it."""
-    start, end = bar
-    second = axes.transData.transform((1, 0))[0] - axes.transData.transform((0, 0))[0]  # in pixels
-    mark = 0.6 * _MARK_POINTS * axes.figure.dpi / 72 / second if marked else 0.0
-    end = max(start, end - mark)
-    middle = (start + end) / 2
-    text = axes.text(middle, y, name, ha="center", va="center", fontsize=9, zorder=7, parse_math=False)
-    pixels = text.get_window_extent()
-    left, right = (axes.transData.inverted().transform((x, 0))[0] for x in (pixels.x0 - 4, pixels.x1 + 4))
-    if right - left <= end - start:
-        # Arrows may cross the bar: they pass beneath the name.
-        text.set_bbox({"facecolor": plotting.WORK["decode"], "edgecolor": "none", "pad": 1.5})
-        return
-    beside = end + 2 * mark
-    if beside + (right - left) <= min(free_until, axes.get_xlim()[1]):
-        text.set(x=beside + (middle - left) / 8, ha="left")
-        return
-    text.set(fontsize=_SMALL)
-    pixels = text.get_window_extent()
-    across = (end - start) * second
-    along = abs(axes.transData.transform((0, _BAR))[1] - axes.transData.transform((0, 0))[1])
-    if pixels.width <= across or across < pixels.height:
-        text.set_visible(pixels.width <= across)
-        return
-    upright = along > across
-    room = (along if upright else across) / pixels.width
-    text.set(rotation=90 if upright else 0, text=name if room >= 1 else clip(name, max(2, int(room * len(name)) - 1)))
+            end = span.end_ms / 1e3
+            bar = NamedBar(
+                name=result.agents[hop.agent].name,
+                y=row.y,
+                start=span.start_ms / 1e3,
+                end=end,
+                height=_BAR,
+                fill=plotting.WORK[_colour(span)],
+                free_until=min((other for other in starts if other >= end - 1e-9), default=inf),
+                mark_points=0.6 * _MARK_POINTS if hop.entry.state in _MARKS else 0.0,
+            )
+            name_bar(axes, bar)

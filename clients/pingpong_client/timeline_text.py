@@ -108,11 +108,15 @@ def wasted_parts(made: Account) -> list[str]:
     """What was done in vain or twice, a clause each."""
     wasted = made.wasted
     appends = _counted(wasted.overtaken, "append")
-    tokens = f"{number(wasted.prompt_tokens)} prompt and {number(wasted.resumed_tokens)} output tokens"
+    counts = ((wasted.prompt_tokens, "prompt"), (wasted.resumed_tokens, "output"))
+    tokens = " and ".join(f"{number(count)} {what}" for count, what in counts if count) or "no"
     clauses = (
         (wasted.tail_tokens, f"{number(wasted.tail_tokens)} tokens read ahead and computed again at the end"),
         (wasted.overtaken, f"{appends} of {number(wasted.overtaken_tokens)} tokens not through in time"),
-        (wasted.again_ms, f"{tokens} computed again after a loss or a move ({milliseconds(wasted.again_ms)} ms)"),
+        (
+            wasted.again_ms,
+            f"{tokens} tokens computed again after a loss or a move ({milliseconds(wasted.again_ms)} ms)",
+        ),
         (
             wasted.output_tokens,
             f"{number(wasted.output_tokens)} output tokens void ({milliseconds(wasted.output_ms)} ms)",

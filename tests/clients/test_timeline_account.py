@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pingpong_bus.messages import AgentResult, ChainResult, HopEntry, OutputRead
-from pingpong_client.timeline_account import Account, Wasted, account
+from pingpong_client.timeline_account import Account, account
 from pingpong_client.timeline_spans import chain_spans, flows, hops_of, lanes
+from pingpong_client.timeline_waste import Wasted
 from timeline_samples import agent, append, chain, hop, in_series, lost_once, queued, read_ahead, void_once
 
 
