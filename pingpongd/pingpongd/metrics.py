@@ -80,7 +80,9 @@ class Metrics:
             "prefill_hidden_seconds", "Prefill of agents while those that they read from still wrote.", "placement"
         )
         self._exposed = self._counter(
-            "prefill_exposed_seconds", "Time in which nothing but an agent's first token was waited for.", "placement"
+            "prefill_exposed_seconds",
+            "Prefill that was waited for: from when an agent ran and had all to read, to its first token.",
+            "placement",
         )
         self._prompt = self._counter("prompt_tokens", "Tokens of the prompts of finished agents.", "worker")
         self._cached = self._counter(

@@ -15,7 +15,8 @@ class PrefillTimes(msgspec.Struct, frozen=True):
     hidden_ms: float
     """Its appends, as far as they were computed while an upstream still wrote; where two overlap it counts once."""
     exposed_ms: float
-    """From the moment at which nothing but its own work was left, to its first token: its TTFT."""
+    """From the moment at which it ran and nothing but its own work was left, to its first token: its TTFT, less what it
+    waited for a group."""
     ahead_tokens: int
     """Prompt tokens that were computed before the prompt was complete."""
 
@@ -38,9 +39,17 @@ def prefill_times(agent: AgentResult) -> PrefillTimes:
     return PrefillTimes(
         reads=ready_ms > _SUBMITTED_MS,
         hidden_ms=hidden_ms,
-        exposed_ms=max(0.0, agent.ttft_ms),
+        exposed_ms=max(0.0, agent.first_token_ms - max(ready_ms, _began_ms(agent))),
         ahead_tokens=min(ahead, agent.prompt_tokens),
     )
+
+
+def _began_ms(agent: AgentResult) -> float:
+    """When the hop began that gave the first token."""
+    for hop in agent.hops:
+        if hop.first_token_ms is not None:
+            return hop.started_ms
+    return agent.opened_ms or 0.0
 
 
 _SUBMITTED_MS = 0.001

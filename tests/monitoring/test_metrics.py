@@ -16,9 +16,11 @@ from pingpong_bus.messages import (
     StoreStatus,
 )
 from pingpong_bus.step_times import BUCKETS, StepTimes, bucket_of, upper_ms
+from pingpong_client.timeline_account import account
 from pingpongd.metrics import Metrics
 from pingpongd.prefill_account import prefill_times
 from pingpongd.token_times import EDGES, LABELS, TokenTimes
+from traced_chain import traced
 
 
 def test_a_finished_chain_is_counted_with_its_times() -> None:
@@ -210,3 +212,12 @@ def test_every_metric_has_a_text_and_names_keep_the_conventions() -> None:
             assert not name.endswith("_count"), name
         if family.type == "histogram":
             assert name.endswith(("_seconds", "_ratio")), name
+
+
+def test_what_is_hidden_is_what_the_account_of_a_chain_calls_hidden() -> None:
+    chain = traced().result
+    told = account(chain)
+    found = [prefill_times(it) for it in chain.agents]
+    assert [it.hidden_ms for it in found] == pytest.approx([it.hidden_ms for it in told.agents])
+    assert sum(it.hidden_ms for it in found) == pytest.approx(told.hidden_ms) != 0
+    assert [it.exposed_ms for it in found] == pytest.approx([it.prefill_ms for it in told.agents])
