@@ -78,6 +78,8 @@ class ProbeCost(msgspec.Struct, frozen=True, kw_only=True):
     """The same, of the main thread: heartbeats decoded and judged."""
     look_ms: float
     """CPU time of one look at all workers, on average."""
+    limited: bool
+    """Whether the daemon's limit on its looks was in force; without it, rows say what looks at every second take."""
     provenance: dict[str, Any]
 
     @property
@@ -94,6 +96,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=3, help="of each worker")
     parser.add_argument("--threads", type=int, default=80, help="of each process")
     parser.add_argument("--gpus", action="store_true", help="ask NVML for a card of each worker")
+    parser.add_argument("--unlimited", action="store_true", help="look every second, whatever it takes")
     parser.add_argument("--out", type=Path, help="JSONL file that rows are added to")
     parser.add_argument("--report", type=Path, help="measure nothing, report this file")
     return parser.parse_args(arguments)
@@ -202,7 +205,8 @@ async def measure(count: int, options: argparse.Namespace, nvml: Nvml | None) ->
     devices = ["cpu:0"] * count if cards is None else cards.uuids()
     groups = [GroupConfig(name=f"g{index}", devices=[device]) for index, device in enumerate(devices)]
     config = DaemonConfig(groups=groups, jitter=JitterConfig())
-    probes = Probes(config.jitter, nvml=connect, share=1.0)  # without the limit, to see what looks really take
+    limit = {"share": 1.0} if options.unlimited else {}
+    probes = Probes(config.jitter, nvml=connect, **limit)
     workers = {group.name: Worker(group, "") for group in groups}
     for worker in workers.values():
         worker.state, worker.heartbeat_s = "ready", 1.0
@@ -238,18 +242,18 @@ async def measure(count: int, options: argparse.Namespace, nvml: Nvml | None) ->
         probes=round(used / passed, 6),
         watchdog=round(judged / passed, 6),
         look_ms=round(1000 * used / max(1, looks), 3),
+        limited=not options.unlimited,
         provenance={**provenance(), "arguments": command_line()},
     )
 
 
 def render(rows: Sequence[ProbeCost]) -> str:
     """A table for people."""
-    lines = ["workers  cards            a look, ms   probes   watchdog   total, of one core"]
-    lines += [
-        f"{row.workers:>7}  {row.gpu or 'none':<15}  {row.look_ms:>10.2f}   {100 * row.probes:.3f} %  "
-        f"{100 * row.watchdog:.3f} %   {100 * row.total:.3f} %"
-        for row in rows
-    ]
+    lines = ["workers  cards            looks a second  a look, ms   probes    watchdog  total, of one core"]
+    for row in rows:
+        looks = f"{row.workers:>7}  {row.gpu or 'none':<15}  {row.looks / row.seconds:>14.2f}  {row.look_ms:>10.2f}"
+        parts = (f"{100 * part:.3f} %" for part in (row.probes, row.watchdog, row.total))
+        lines.append("   ".join([looks, *parts]))
     return "\n".join(lines)
 
 

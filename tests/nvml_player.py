@@ -59,18 +59,23 @@ class NvmlPlayer:
                 return _value(self.changes[change])
         if call == "nvmlDeviceGetProcessUtilization":
             key = f"{call} 0"  # was recorded with all that the driver knew
-        answer = self.frame["devices"][0].get(key, {"error": NOT_SUPPORTED})
-        if "error" in answer:
-            raise NvmlRefused(answer["error"])
-        return _value(answer["value"])
+        return _value(self._recorded(key))
 
     def fields(self, handle: str, ids: Sequence[int]) -> dict[int, int]:
         if self.counters:
             return {field: self.counters[field] for field in ids if field in self.counters}
-        answer = self.frame["devices"][0].get(" ".join(["fields", *map(str, ids)]), {"error": NOT_SUPPORTED})
-        if "error" in answer:
-            raise NvmlRefused(answer["error"])
-        return {int(field): value for field, value in answer["value"].items()}
+        recorded = self._recorded(" ".join(["fields", *map(str, ids)]))
+        return {int(field): value for field, value in recorded.items()}
+
+    def _recorded(self, key: str) -> Any:
+        """The answer in this frame; what was not asked then, for it is dear, is as it was the last time."""
+        until = next(number for number, frame in enumerate(self.frames) if frame is self.frame) + 1
+        for frame in reversed(self.frames[:until]):
+            if (answer := frame["devices"][0].get(key)) is not None:
+                if "error" in answer:
+                    raise NvmlRefused(answer["error"])
+                return answer["value"]
+        raise NvmlRefused(NOT_SUPPORTED)
 
     def listen(self, handle: str) -> None:
         self.listening.append(handle)

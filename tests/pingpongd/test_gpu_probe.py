@@ -318,3 +318,39 @@ class TestUnlisted:
         bench.player.changes["nvmlDeviceGetProcessUtilization"] = [sample(7001, 90, 5_000_000)]
         assert bench.look([1, 2]).foreign_pids == []
         assert self.asked(bench) == 0
+
+
+class TestLoaded:
+    """An H200 beside a second process that multiplies large matrices, with counters: `benchmarks/nvml_record.py`."""
+
+    @staticmethod
+    def looks() -> list[tuple[str, DeviceState]]:
+        bench = Bench()
+        bench.player = NvmlPlayer("nvml_h200_loaded.json")
+        bench.probe = GpuProbe(
+            bench.player, same_pids=True, descends=lambda pid, family: False, clock=lambda: bench.clock.now, cpu=float
+        )
+        found = []
+        for frame in bench.player.frames:
+            bench.player.frame = frame
+            found.append((frame["label"], bench.look(frame["own"])))
+        return found
+
+    def test_the_other_process_and_what_it_does_to_the_clock_are_seen(self) -> None:
+        alone = [state for label, state in self.looks() if label == "one"]
+        beside = [state for label, state in self.looks() if label == "two"]
+        assert {(state.sm_mhz, tuple(state.throttle), state.foreign_utilization) for state in alone} == {
+            (1980, (), 0.0)
+        }
+        assert {tuple(state.throttle) for state in beside} == {("sw_power_cap",)}
+        assert max(state.sm_mhz or 0 for state in beside) <= 1830
+        assert max(state.foreign_utilization or 0.0 for state in beside) >= 0.5
+        assert len({tuple(state.foreign_pids) for state in beside}) == 1
+        assert len(beside[0].foreign_pids) == 1
+
+    def test_it_is_gone_with_the_process(self) -> None:
+        after = [state for label, state in self.looks() if label == "one again"]
+        assert {(tuple(state.foreign_pids), state.foreign_utilization, state.sm_mhz) for state in after} == {
+            ((), 0.0, 1980)
+        }
+        assert after[-1].throttle == []
