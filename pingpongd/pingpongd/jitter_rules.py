@@ -222,6 +222,8 @@ def _unknown(evidence: Evidence) -> str:
 TABLE: Final[tuple[Row, ...]] = (
     Row("device_fault", "device_fault", _any(_faulty), _about(_faulty, _fault)),
     Row("thermal_clock", "thermal_throttle", _any(_hot), _about(_hot, _clock("thermal"))),
+    # Before the power cap: beside another process's matrices an H200 was at its cap, at 1,695 of 1,980 MHz.
+    Row("foreign_process", "foreign_process", _any(_shared), _about(_shared, _sharing)),
     Row("power_clock", "power_throttle", _any(_capped), _about(_capped, _clock("power", "hw_slowdown"))),
     Row(
         "appends_alone",  # nothing from outside spares the steps that carry no appends
@@ -229,7 +231,6 @@ TABLE: Final[tuple[Row, ...]] = (
         lambda evidence: _only_beside_appends(evidence) and evidence.verdict.on_time,
         _appends,
     ),
-    Row("foreign_process", "foreign_process", _any(_shared), _about(_shared, _sharing)),
     Row("collection", "garbage_collection", _collected, _collection),
     Row(
         "faulting",

@@ -67,6 +67,12 @@ CASES: list[tuple[str, Evidence, JitterCause, Sequence[str]]] = [
         ["process 4711", "GPU-12345678", "41 %"],
     ),
     ("foreign_process", of(SLOW, gpu(new_pids=(1, 2))), "foreign_process", ["2 other processes"]),
+    (
+        "foreign_process",  # it draws the power that the cap takes away
+        of(SLOW, gpu("sw_power_cap", mhz=1695, power_w=684.0, foreign=0.4, new_pids=(455,))),
+        "foreign_process",
+        ["process 455", "40 %"],
+    ),
     ("collection", of(STALL, gc_engine_ms=250.0), "garbage_collection", ["250 ms", "engine's"]),
     ("collection", of(STALL, gc_worker_ms=180.0), "garbage_collection", ["180 ms", "worker's"]),
     ("faulting", of(SLOW, host={"major_faults": 300.0}), "memory_pressure", ["300 major faults"]),
