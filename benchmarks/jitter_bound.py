@@ -154,17 +154,22 @@ def keep_figures(engine: Engine, timing: SimulatedSettings) -> None:
 class Side:
     """A way, its daemon, and what came of its chains."""
 
-    def __init__(self, way: Way, maker: ChainMaker) -> None:
+    def __init__(self, way: Way, maker: ChainMaker, logs: Path | None) -> None:
         self.way = way
         self.results: list[ChainResult] = []
         self.events: dict[str, int] = {}
+        self.file_name = way.name.replace(", ", "-")
         self._maker = maker
         self._number = 0
+        self._log = logs / f"{self.file_name}.jsonl" if logs is not None else None
 
     def note(self, event: LogEvent) -> None:
-        """Count what the daemon logs."""
+        """Count what the daemon logs, and keep it."""
         name = event.get("event", "")
         self.events[name] = self.events.get(name, 0) + 1
+        if self._log is not None:
+            with self._log.open("ab") as file:
+                file.write(msgspec.json.encode(event) + b"\n")
 
     async def run_until(self, client: AsyncClient, at_once: int, end: float) -> None:
         """Run chains, so many at once, until that time of the monotonic clock has come."""
@@ -176,11 +181,12 @@ class Side:
 
 
 async def measure(
-    bursts: Bursts, at_once: int, size: ChainSize, seconds: float, folder: Path, ways: Sequence[Way], engine: Engine
+    bursts: Bursts, at_once: int, options: argparse.Namespace, folder: Path, ways: Sequence[Way], engine: Engine
 ) -> list[BoundRow]:
     """Run all ways at the same time under the same bursts."""
     quiet = load_config(H200).simulated
-    sides = [Side(way, ChainMaker(size, quiet.vocabulary_size, seed=bursts.seed)) for way in ways]
+    size = ChainSize(prefix=options.prefix, output=options.output)
+    sides = [Side(way, ChainMaker(size, quiet.vocabulary_size, bursts.seed), options.logs) for way in ways]
     begun = time.monotonic()
     async with AsyncExitStack() as stack:
 
@@ -189,7 +195,7 @@ async def measure(
             same = bursts._replace(after_s=after_s)
             for timing in (same.on(quiet), quiet):
                 keep_figures(engine, timing)
-            config = folder / f"{side.way.name.replace(', ', '-')}.toml"
+            config = folder / f"{side.file_name}.toml"
             config.write_text(daemon_toml(same, acts=side.way.acts))
             socket = await stack.enter_async_context(local_daemon(config, on_event=side.note))
             return await stack.enter_async_context(AsyncClient(socket))
@@ -199,7 +205,7 @@ async def measure(
         if not all(one is not None and one.cached for one in figures):
             raise DataError("an engine was measured while it was disturbed.")
         print(f"{len(sides)} daemons serve after {time.monotonic() - begun:.1f} s", file=sys.stderr)
-        end = time.monotonic() + seconds
+        end = time.monotonic() + options.seconds
         await asyncio.gather(
             *(side.run_until(client, at_once, end) for side, client in zip(sides, clients, strict=True))
         )
@@ -242,6 +248,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--ways", help="names, separated by semicolons (default: all)")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--logs", type=Path, help="folder in which the daemons' logs are kept")
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE")
     return parser.parse_args()
 
@@ -256,7 +263,6 @@ async def measure_all(options: argparse.Namespace) -> list[BoundRow]:
     ways = [way for way in WAYS if way.name in names]
     if len(ways) != len(names):
         raise UsageError(f"--ways: there is no such way among {names}.", hint=f"There are: {[w.name for w in WAYS]}.")
-    size = ChainSize(prefix=options.prefix, output=options.output)
     found: list[BoundRow] = []
     with tempfile.TemporaryDirectory(prefix="pingpong-bound-") as private:
         folder = Path(private)
@@ -267,7 +273,7 @@ async def measure_all(options: argparse.Namespace) -> list[BoundRow]:
                 mean_s, every_s = map(float, text.split("/"))
                 bursts = Bursts(mean_s, every_s, options.factor, seed)
                 for at_once in map(int, options.at_once.split(",")):
-                    rows = await measure(bursts, at_once, size, options.seconds, folder, ways, engine)
+                    rows = await measure(bursts, at_once, options, folder, ways, engine)
                     found += rows
                     for one in rows if options.out else ():
                         append_line(options.out, one)

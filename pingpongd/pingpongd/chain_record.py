@@ -64,8 +64,6 @@ class AgentRecord:
     """Hops that it was given so far, in this life of the daemon."""
     losses: int = 0
     """Of them, those that a dying worker or engine took along."""
-    moves: int = 0
-    """Of them, those that were taken off a group whose tokens came late."""
     attempt: int = 1
     worker: str = ""
     waits_for: str = ""
@@ -90,6 +88,11 @@ class AgentRecord:
     """Of `resumed`, those that followers have been told of."""
     entries: list[HopRecord] = field(default_factory=list)
     """Its hops in order, the latest last."""
+
+    @property
+    def moves(self) -> int:
+        """Of its hops, those that were taken off a group whose tokens came late."""
+        return sum(hop.state == "moved" for hop in self.entries)
 
     @property
     def text_chars(self) -> int:

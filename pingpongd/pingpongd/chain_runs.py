@@ -329,7 +329,8 @@ class ChainRuns:
             error = f"engines died under it {agent.losses} times, at last when it ran alone: {why}"
             self.apply(record, Ended(index, "failed", _blame(record, index, error)))
         else:
-            if record.state.stage is Stage.RUNNING and phase is not Phase.YIELDING:
+            kept = count > 0 or move is None  # one that has only read, and reads elsewhere, has nothing to go on from
+            if record.state.stage is Stage.RUNNING and phase is not Phase.YIELDING and kept:
                 now = record.since_submission_ms(time.monotonic_ns())
                 agent.resumed.append(ResumeEntry(at_ms=now, tokens=count, worker=group, why=why))
             # A log that was closed is whole, even where it is empty; what is left is to say so.
@@ -427,7 +428,7 @@ class ChainRuns:
 
     def _move_hops(self) -> None:
         """Have workers leave the hops that are better off elsewhere."""
-        for move in self.mover.moves(self._hops):
+        for move in [*self.mover.moves(self._hops), *self.mover.readers(self._hops)]:
             record, index, group = self._hops[move.hop]
             try:
                 self._fleet.send(self._fleet.workers[group], ReleaseHop(hop=move.hop))

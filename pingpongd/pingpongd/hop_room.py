@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -16,7 +16,7 @@ from pingpongd.config import DaemonConfig
 from pingpongd.exactness import EngineKind, GroupEngine, engine_kind
 from pingpongd.fleet import Fleet, Worker
 from pingpongd.ledger import GroupLedger, hop_tokens
-from pingpongd.placement import GroupView, replacement
+from pingpongd.placement import ChainShape, GroupView, replacement
 
 _GRID = "exactness grid"
 
@@ -74,9 +74,25 @@ class HopRoom:
         return self._routes and worker is not None and worker.health.state != "healthy"
 
     def able(self, record: ChainRecord, index: int) -> list[GroupView]:
-        """The groups whose tokens come in time, and that may run the agent."""
+        """The groups whose tokens come in time, and that can take the agent's hop now."""
         tokens = _full_length(record, index)
-        return [view for view in self.groups() if not view.degraded and self._may_run(record, view.name, tokens)]
+        return [
+            view
+            for view in self.groups()
+            if not view.degraded and self._may_run(record, view.name, tokens) and self._fits(view.name, record, index)
+        ]
+
+    def with_room(self, views: Sequence[GroupView], shape: ChainShape) -> list[GroupView]:
+        """The groups, those marked that have no room for a chain; it matters where others decode late."""
+        if not shape.outputs or not any(view.degraded for view in views):
+            return list(views)
+        longest = max(shape.prompt_tokens(at) + tokens for at, tokens in enumerate(shape.outputs))
+        return [
+            msgspec.structs.replace(view, full=True)
+            if view.name in self._ledgers and not self._ledgers[view.name].fits(longest)
+            else view
+            for view in views
+        ]
 
     def has_room(self, record: ChainRecord, index: int, group: str) -> bool:
         """Whether the agent's next hop could open on the group at once."""

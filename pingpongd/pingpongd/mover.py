@@ -18,7 +18,7 @@ from pingpongd.chain_state import Phase
 from pingpongd.chain_state import Stage as ChainStage
 from pingpongd.cost_model import CostModel, cached_prefix
 from pingpongd.hop_room import HopRoom
-from pingpongd.moving import LateHop, Move, Seat, moves, spell_ms
+from pingpongd.moving import MOST_MOVES, WORTH_MS, LateHop, Move, Seat, moves, spell_ms
 from pingpongd.placement import lateness
 from pingpongd.planner import Planner, running
 from pingpongd.replanning import Replan, replan
@@ -27,14 +27,16 @@ Hops = Mapping[str, tuple[ChainRecord, int, str]]
 """Those that may still report: chain, agent, group."""
 _WEIGHT = 0.3
 """Of the latest spell in the mean of a group's."""
+_READERS_WORTH = 0.02
+"""Of what is left of a chain: what it has to gain where an agent begins to read anew elsewhere."""
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """A hop that its worker was asked to leave, and where room is set aside for the next one."""
+    """A hop that its worker was asked to leave, and the next one, for which room is set aside."""
 
     move: Move
-    group: str
-    next_hop: str
+    next_hop: str = ""
+    """Empty: its agent waits for its turn again, and has no room until then."""
 
 
 class _Spells:
@@ -97,16 +99,20 @@ class Mover:
     def replan(self, record: ChainRecord, index: int) -> Replan | None:
         """How a chain goes on one of whose agents is to be dispatched to a group that is avoided now; None: as it was
         planned, for there is no reason or no way to do otherwise."""
-        options = record.options
-        if options.group is not None or not self._room.is_avoided(record.agents[index].worker):
+        if not self._room.is_avoided(record.agents[index].worker):
+            return None
+        return self._replan(record, index, self._planner.without(record))
+
+    def _replan(self, record: ChainRecord, index: int, model: CostModel) -> Replan | None:
+        """The rest of a chain, an agent that has written nothing among it, on the groups that are well."""
+        if record.options.group is not None:
             return None
         waiting = [at for at, phase in enumerate(record.state.phases) if phase is Phase.WAITING or at == index]
-        views = self._room.able(record, index)
         chain = running(record)
         agents = list(chain.agents)
-        agents[index] = msgspec.structs.replace(agents[index], stage=Stage.WAITING)
+        agents[index] = msgspec.structs.replace(agents[index], stage=Stage.WAITING, read=0)
         chain = msgspec.structs.replace(chain, agents=tuple(agents))
-        return replan(chain, waiting, options.mode, views, self._planner.without(record))
+        return replan(chain, waiting, record.options.mode, self._room.able(record, index), model)
 
     def lateness(self, group: str) -> str:
         """Why a group is avoided, in a clause."""
@@ -120,7 +126,7 @@ class Mover:
         late = [
             (hop, record, index, group)
             for hop, (record, index, group) in hops.items()
-            if hop not in self._asked and self._may_leave(record, index, group)
+            if hop not in self._asked and record.state.phases[index] is Phase.WRITING and self._may_leave(record, group)
         ]
         if not late:
             return []
@@ -132,21 +138,39 @@ class Mover:
                 candidates.append(candidate)
                 found[hop] = record, index, group
         chosen = moves(candidates, self._seats(hops, model, now_ns)) if candidates else []
-        return [move for move in chosen if self._set_aside(move, *found[move.hop])]
+        return [move for move in chosen if self._set_aside(move, *found[move.hop][:2])]
+
+    def readers(self, hops: Hops) -> list[Move]:
+        """The hops that only read, on groups that are late, and whose agents had better begin elsewhere."""
+        found: list[Move] = []
+        for hop, (record, index, group) in hops.items():
+            reads = record.state.phases[index] is Phase.READING and record.agents[index].moves < MOST_MOVES
+            if not reads or hop in self._asked or not self._may_leave(record, group):
+                continue
+            model = self._planner.without(record)
+            if any(model.cost(agent.worker) is None for agent in record.agents if agent.worker):
+                continue
+            stay, new = model.rest(running(record)).total_ms, self._replan(record, index, model)
+            if new is not None and new.ms is not None and stay - new.ms > max(WORTH_MS, _READERS_WORTH * stay):
+                found.append(Move(hop, new.groups[index], stay, new.ms))
+                self._asked[hop] = _Asked(found[-1])
+        return found
 
     def over(self, hop: str) -> Move | None:
         """A hop reports its end: the room that was kept for the next one is free; what was asked of it, if anything."""
         asked = self._asked.pop(hop, None)
         if asked is None:
             return None
-        self._room.give_back(asked.move.to, asked.next_hop)
+        if asked.next_hop:
+            self._room.give_back(asked.move.to, asked.next_hop)
         return asked.move
 
     def moved(self, record: ChainRecord, index: int, hop: str, group: str, move: Move) -> HopMoved:
-        """A hop has left its group: note where the agent goes on, and say so."""
+        """A hop has left its group: note where the agent goes on, if it has written, and say so."""
         agent = record.agents[index]
-        agent.worker, record.rerouted = move.to, True
-        agent.moves += 1
+        record.rerouted = True
+        if agent.output_ids:  # else its chain is placed anew when its turn comes
+            agent.worker = move.to
         fleet = self._room.fleet
         return HopMoved(
             chain=record.id,
@@ -160,7 +184,7 @@ class Mover:
             cause=fleet.workers[group].health.cause if fleet is not None else None,
         )
 
-    def _may_leave(self, record: ChainRecord, index: int, group: str) -> bool:
+    def _may_leave(self, record: ChainRecord, group: str) -> bool:
         fleet = self._room.fleet
         return (
             self.enabled
@@ -170,7 +194,6 @@ class Mover:
             and record.options.group is None
             and record.options.mode != "ping-pong"
             and record.state.stage is ChainStage.RUNNING
-            and record.state.phases[index] is Phase.WRITING
         )
 
     def _late_hop(
@@ -181,9 +204,7 @@ class Mover:
         held = {
             view.name: cached_prefix(record.shape, index, view)
             for view in self._room.able(record, index)
-            if view.name != group
-            and self._room.has_room(record, index, view.name)
-            and model.cost(view.name) is not None
+            if view.name != group and model.cost(view.name) is not None
         }
         if series_end is None or not held or model.cost(group) is None:
             return None
@@ -212,11 +233,11 @@ class Mover:
                 seats[view.name] = Seat(cost, writers[view.name], slowdown, lasts if view.degraded else 0.0)
         return seats
 
-    def _set_aside(self, move: Move, record: ChainRecord, index: int, group: str) -> bool:
+    def _set_aside(self, move: Move, record: ChainRecord, index: int) -> bool:
         """Keep room for a hop where it goes to; False where others took it just now."""
         if not self._room.has_room(record, index, move.to):
             return False
         next_hop = f"{record.id}/{index}/{record.agents[index].hops}"
         self._room.set_aside(record, index, move.to, next_hop)
-        self._asked[move.hop] = _Asked(move, group, next_hop)
+        self._asked[move.hop] = _Asked(move, next_hop)
         return True

@@ -124,14 +124,23 @@ def place(
 
 
 def _steady(mode: Mode, groups: Sequence[GroupView]) -> tuple[Sequence[GroupView], str]:
-    """Those of the groups whose tokens come in time, where they are enough for the mode; and what is to be said of the
-    others."""
-    steady, late = [view for view in groups if not view.degraded], [view for view in groups if view.degraded]
+    """Those of the groups that come into question where tokens of some come late: the others, if they are enough for
+    the mode and have room; and what is to be said of the late ones."""
+    late = [view for view in groups if view.degraded]
     if not late:
         return groups, ""
-    enough = len(steady) > 1 if mode == "ping-pong" else any(view.overlap or mode != "overlap" for view in steady)
-    said = "; ".join(f"{'without ' * enough}{view.name}: {lateness(view)}" for view in late)
-    return steady if enough else groups, said
+    room = [view for view in groups if not view.full]
+    choices = [[view for view in room if not view.degraded], room]
+    found = next((views for views in choices if _enough(mode, views)), groups)
+    left_out = [view.name for view in late if view not in found]
+    said = "; ".join(f"{'without ' * (view.name in left_out)}{view.name}: {lateness(view)}" for view in late)
+    return found, said
+
+
+def _enough(mode: Mode, groups: Sequence[GroupView]) -> bool:
+    if mode == "ping-pong":
+        return len(groups) > 1
+    return any(view.overlap for view in groups) if mode == "overlap" else bool(groups)
 
 
 def lateness(view: GroupView) -> str:

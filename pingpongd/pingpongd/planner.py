@@ -235,6 +235,7 @@ class Planner:
         self, shape: ChainShape, mode: Mode, group: str | None, number: int, done: frozenset[int] = frozenset()
     ) -> _Placed:
         mode, fewer, views = self._views(mode, group)
+        views = self._room.with_room(views, shape)
         model = self._model(views)
         plan = place(shape, mode, views, number, group, model=model, factors=self._factors, done=done)
         return _Placed(msgspec.structs.replace(plan, why=fewer) if fewer else plan, model, views)
@@ -317,5 +318,5 @@ def _as_planned(record: ChainRecord) -> bool:
 
 def _rerouted(record: ChainRecord) -> bool:
     """Whether it ran as planned but for what was done about groups whose tokens came late."""
-    clean = all(not agent.losses and len(agent.resumed) == agent.moves for agent in record.agents)
+    clean = all(hop.state in ("moved", "finished") for agent in record.agents for hop in agent.entries)
     return clean and record.rerouted and not record.recovered

@@ -27,6 +27,8 @@ class Replan(msgspec.Struct, frozen=True):
     placement: Placement
     groups: tuple[str, ...]
     """Per agent; those that have started or ended are where they were."""
+    ms: float | None = None
+    """What is left of the chain, and what others lose by it; None where that cannot be predicted."""
 
 
 def replan(
@@ -51,9 +53,9 @@ def replan(
     costs = [model.cost(name) for name in sorted(names)]
     if chain.shape.size > LARGEST or not chain.shape.outputs or None in costs:
         return _by_thumb(chain, options)
-    totals = [model.rest(_placed(chain, option)).total_ms for option in options]
-    least = min(totals)
-    alike = [option for option, total in zip(options, totals, strict=True) if total <= least * (1.0 + _ALIKE)]
+    options = [msgspec.structs.replace(one, ms=model.rest(_placed(chain, one)).total_ms) for one in options]
+    least = min(option.ms or 0.0 for option in options)
+    alike = [option for option in options if (option.ms or 0.0) <= least * (1.0 + _ALIKE)]
     return min(alike, key=lambda option: (option.placement != chain.placement, option.placement != "serial"))
 
 

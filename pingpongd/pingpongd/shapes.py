@@ -46,6 +46,8 @@ class GroupView(msgspec.Struct, frozen=True):
     """What its tokens take now over what they should."""
     cause: JitterCause | None = None
     """Of what makes them late."""
+    full: bool = False
+    """Whether the chain's longest hop does not fit its engine now."""
 
 
 class ChainShape(msgspec.Struct, frozen=True):

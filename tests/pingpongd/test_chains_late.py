@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from chains_desk import FakeWorker, Service, advance
@@ -150,13 +151,45 @@ def test_a_hop_that_is_not_behind_series_stays(service: Service) -> None:
 def test_a_hop_is_moved_as_soon_as_it_writes_on_a_group_that_is_late(service: Service) -> None:
     number = service.submit(chain(1), "serial")
     (group,) = [name for name in "ab" if running(service, name)]
-    worker = service.fleet.workers[group]
-    write(service, worker, 2)
     behind(service, number)
     set_health(service, group, LATE)
     assert service.fleet.released == []
-    write(service, worker, 1)
+    write(service, service.fleet.workers[group], 3)
     assert service.fleet.released == [f"{number}/0/0"]
+
+
+def test_an_agent_that_only_reads_begins_anew_elsewhere(service: Service) -> None:
+    number = service.submit(chain(2), "auto")
+    record = service.record(number)
+    (first,) = [name for name in "ab" if running(service, name)]
+    other = "b" if first == "a" else "a"
+    record.agents[1].worker = other
+    record.state = msgspec.structs.replace(record.state, placement="ping-pong")
+    write(service, service.fleet.workers[first], 3)
+    write(service, service.fleet.workers[other], 1)
+    set_health(service, other, LATE)
+    assert service.fleet.released == [f"{number}/1/0"]
+    deliver_all(service)
+    assert running(service, other) == []
+    result = finish(service, number)
+    assert [agent.output_ids for agent in result.agents] == [[0, 1, 2], [10, 11, 12]]
+    reader = result.agents[1]
+    assert [(hop.worker, hop.state, hop.tokens) for hop in reader.hops] == [
+        (other, "moved", 0),
+        (first, "finished", 3),
+    ]
+    assert not result.resumed, "there was nothing to go on from"
+
+
+def test_a_group_that_is_late_takes_what_others_have_no_room_for(service: Service) -> None:
+    held = service.chains.runs.room.take_between("all", 10_000, grid=False)
+    assert held is not None
+    other = "b" if held.name == "a" else "a"
+    set_health(service, other, LATE)
+    number = service.submit(chain(1), "auto")
+    assert running(service, other) == ["0/0"]
+    service.chains.runs.room.give_back(held.name, "all")
+    assert f"{other}: its tokens take" in finish(service, number).why
 
 
 def test_a_hop_that_ends_before_it_is_left_has_ended(service: Service) -> None:
