@@ -775,7 +775,7 @@ class AppendEntry(_Value, frozen=True):
 
 
 class ResumeEntry(_Value, frozen=True):
-    """How an agent went on after it had lost its worker."""
+    """How an agent went on after it had lost its worker, or was taken off it because its tokens came late."""
 
     at_ms: float
     """Since the chain was submitted."""
@@ -857,7 +857,7 @@ class AgentResult(_Value, frozen=True):
     """Raised where its output begins anew, because the daemon was restarted before it had finished, or because it gave
     way to another agent: what it had sent before is void."""
     resumed: list[ResumeEntry] = []
-    """Workers that it has outlived; its tokens were kept."""
+    """Workers that it has outlived, or was moved off; its tokens were kept."""
     seed: int | None = None
     """Of the sampling; given by the daemon where the chain had none."""
     hops: list[HopEntry] = []
