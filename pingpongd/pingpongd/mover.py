@@ -18,15 +18,14 @@ from pingpongd.chain_state import Phase
 from pingpongd.chain_state import Stage as ChainStage
 from pingpongd.cost_model import CostModel, cached_prefix
 from pingpongd.hop_room import HopRoom
-from pingpongd.moving import MOST_MOVES, WORTH_MS, LateHop, Move, Seat, moves, spell_ms
+from pingpongd.jitter_episodes import RECOVERING_S
+from pingpongd.moving import MOST_MOVES, WORTH_MS, LateHop, Move, Seat, Spells, moves
 from pingpongd.placement import lateness
 from pingpongd.planner import Planner, running
 from pingpongd.replanning import Replan, replan
 
 Hops = Mapping[str, tuple[ChainRecord, int, str]]
 """Those that may still report: chain, agent, group."""
-_WEIGHT = 0.3
-"""Of the latest spell in the mean of a group's."""
 _READERS_WORTH = 0.02
 """Of what is left of a chain: what it has to gain where an agent begins to read anew elsewhere."""
 
@@ -37,27 +36,6 @@ class _Asked(msgspec.Struct, frozen=True):
     move: Move
     next_hop: str = ""
     """Empty: its agent waits for its turn again, and has no room until then."""
-
-
-class _Spells:
-    """How long a group is slow, when it is."""
-
-    def __init__(self) -> None:
-        self.since_ns = 0
-        """When the present spell began; 0: there is none."""
-        self.mean_ms: float | None = None
-
-    def began(self, now_ns: int) -> None:
-        self.since_ns = self.since_ns or now_ns
-
-    def ended(self, now_ns: int) -> None:
-        if self.since_ns:
-            lasted = (now_ns - self.since_ns) / 1e6
-            self.mean_ms = lasted if self.mean_ms is None else self.mean_ms + _WEIGHT * (lasted - self.mean_ms)
-            self.since_ns = 0
-
-    def left_ms(self, now_ns: int) -> float:
-        return spell_ms((now_ns - self.since_ns) / 1e6 if self.since_ns else 0.0, self.mean_ms)
 
 
 class Mover:
@@ -73,7 +51,7 @@ class Mover:
         self._room = room
         self._planner = planner
         self._asked: dict[str, _Asked] = {}
-        self._spells: dict[str, _Spells] = {}
+        self._spells: dict[str, Spells] = {}
         self._avoided: frozenset[str] = frozenset()
 
     def changed(self) -> bool:
@@ -83,11 +61,11 @@ class Mover:
             return False
         now_ns = time.monotonic_ns()
         for name, worker in fleet.workers.items():
-            spells = self._spells.setdefault(name, _Spells())
+            spells = self._spells.setdefault(name, Spells())
             if worker.health.state == "degraded":
                 spells.began(now_ns)
             else:
-                spells.ended(now_ns)
+                spells.ended(now_ns - int(RECOVERING_S * 1e9))  # so long it has had no late token by now
         avoided = frozenset(name for name in fleet.workers if self._room.is_avoided(name))
         for name in avoided - self._avoided:
             self._planner.degraded(name)
@@ -228,7 +206,7 @@ class Mover:
         seats: dict[str, Seat] = {}
         for view in self._room.groups():
             if (cost := model.cost(view.name)) is not None:
-                lasts = self._spells[view.name].left_ms(now_ns) if view.name in self._spells else spell_ms(0.0, None)
+                lasts = self._spells.setdefault(view.name, Spells()).left_ms(now_ns)
                 slowdown = view.slowdown if view.degraded else 1.0
                 seats[view.name] = Seat(cost, writers[view.name], slowdown, lasts if view.degraded else 0.0)
         return seats

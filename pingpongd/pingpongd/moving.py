@@ -25,6 +25,8 @@ WORTH_MS = 50.0
 """And so much: a hop that is sent takes some milliseconds that no figure knows of."""
 FIRST_SPELL_MS = 2000.0
 """How long a group is expected to stay slow of which nothing is known yet."""
+SPELL_WEIGHT = 0.3
+"""Of the latest spell in the mean of a group's."""
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -40,6 +42,31 @@ class Seat(msgspec.Struct, frozen=True):
     """For how long it is expected to stay slow."""
     queued_ms: float = 0.0
     """Prefill of others that comes first."""
+
+
+class Spells:
+    """How long a group is slow, when it is; times in ns, by any clock that only grows."""
+
+    def __init__(self) -> None:
+        self._since_ns: int | None = None
+        self._mean_ms: float | None = None
+
+    def began(self, now_ns: int) -> None:
+        """It is slow; harmless where that is known."""
+        self._since_ns = now_ns if self._since_ns is None else self._since_ns
+
+    def ended(self, now_ns: int) -> None:
+        """It is slow no more; harmless where that is known."""
+        if self._since_ns is None:
+            return
+        lasted = max(0.0, (now_ns - self._since_ns) / 1e6)
+        self._mean_ms = lasted if self._mean_ms is None else self._mean_ms + SPELL_WEIGHT * (lasted - self._mean_ms)
+        self._since_ns = None
+
+    def left_ms(self, now_ns: int) -> float:
+        """How much longer it is expected to stay slow."""
+        lasted = 0.0 if self._since_ns is None else (now_ns - self._since_ns) / 1e6
+        return max(lasted, FIRST_SPELL_MS if self._mean_ms is None else self._mean_ms)
 
 
 class LateHop(msgspec.Struct, frozen=True):
@@ -91,16 +118,6 @@ def there_ms(hop: LateHop, seat: Seat, held: int) -> float:
         held: tokens of its prompt that are cached there.
     """
     return seat.queued_ms + _begin_ms(hop, seat, held) + _token_ms(hop, seat) * hop.left
-
-
-def spell_ms(lasted_ms: float, usual_ms: float | None) -> float:
-    """How much longer a group is expected to stay slow.
-
-    Args:
-        lasted_ms: so far.
-        usual_ms: mean length of such spells on it; None: there were none.
-    """
-    return max(lasted_ms, FIRST_SPELL_MS if usual_ms is None else usual_ms)
 
 
 def moves(hops: Sequence[LateHop], seats: Mapping[str, Seat]) -> list[Move]:

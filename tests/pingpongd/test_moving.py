@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from engine_figures import H200
 from pingpongd.engine_cost import EngineCost, slowed
-from pingpongd.moving import FIRST_SPELL_MS, MOST_MOVES, LateHop, Seat, moves, spell_ms, stay_ms, there_ms
+from pingpongd.moving import (
+    FIRST_SPELL_MS,
+    MOST_MOVES,
+    SPELL_WEIGHT,
+    LateHop,
+    Seat,
+    Spells,
+    moves,
+    stay_ms,
+    there_ms,
+)
 
 COST = EngineCost(H200)
 LATE = LateHop(hop="h", group="b", prompt=4352, written=20, left=236, series_ms=0.0, held={"a": 0})
@@ -71,10 +81,19 @@ def test_a_move_counts_for_those_after_it() -> None:
     assert [move.there_ms for move in found] == sorted(move.there_ms for move in found)
 
 
-def test_a_spell_is_expected_to_last_as_long_again() -> None:
-    assert spell_ms(0.0, None) == FIRST_SPELL_MS
-    assert spell_ms(9_000.0, None) == 9_000.0
-    assert spell_ms(100.0, 700.0) == 700.0
+def test_a_spell_is_expected_to_last_as_long_again_or_as_spells_do() -> None:
+    spells, second = Spells(), 1_000_000_000
+    assert spells.left_ms(0) == FIRST_SPELL_MS
+    spells.began(10 * second)
+    spells.began(12 * second)
+    assert spells.left_ms(11 * second) == FIRST_SPELL_MS
+    assert spells.left_ms(19 * second) == 9_000.0
+    spells.ended(20 * second)
+    spells.ended(40 * second)
+    assert spells.left_ms(50 * second) == 10_000.0
+    spells.began(60 * second)
+    spells.ended(59 * second)  # it was over before it was noticed
+    assert spells.left_ms(70 * second) == pytest.approx(10_000.0 * (1 - SPELL_WEIGHT))
 
 
 @given(
