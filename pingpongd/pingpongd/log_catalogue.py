@@ -130,6 +130,12 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
             limit=Limit(1000, 50.0, ("worker",)),
         ),
         "nvml_unavailable": Event(_WARNING, "GPUs cannot be looked at; groups on them are judged without", ("why",)),
+        "probe_failed": Event(
+            _WARNING,
+            "the kernel or the driver answers what is not understood; the group is judged without",
+            ("worker", "error"),
+            limit=Limit(5, 0.1, ("worker",)),
+        ),
         "recalibration_began": Event(_INFO, "an idle engine is measured anew", ("worker",), limit=_BY_WORKER),
         "recalibration_done": Event(_INFO, "it was", ("worker",), limit=_BY_WORKER),
         "recalibration_given_up": Event(_INFO, "it was not: work came", ("worker", "reason"), limit=_BY_WORKER),

@@ -168,17 +168,22 @@ class Probes:
         if self._gpu is not None:
             self._gpu.begin()
         for name, group in watched.items():
-            if not group.pids:
-                continue
-            gpu = self._gpu_probe(group.devices)
+            if group.pids and (sample := self._sample(name, group)) is not None:
+                with self._lock:
+                    # Not where it was forgotten meanwhile: its successor shall not begin with the last one's figures.
+                    if self._watched.get(name) is group:
+                        self._latest[name] = sample
+
+    def _sample(self, name: str, group: _Watched) -> ProbeSample | None:
+        try:
             host = self._host.look(name, group.pids)
+            gpu = self._gpu_probe(group.devices)
             gpus = [] if gpu is None else gpu.look(name, gpu.resolve(group.devices), group.pids)
-            if host is None:
-                continue
-            with self._lock:
-                # Not where it was forgotten meanwhile: its successor shall not begin with the last one's figures.
-                if self._watched.get(name) is group:
-                    self._latest[name] = ProbeSample(at_s=time.monotonic(), host=host, gpus=gpus)
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
+            # A kernel or driver that answers as none did that was tried: this group goes without, and the rest goes on.
+            _log.warning("probe_failed", worker=name, error=repr(error))
+            return None
+        return None if host is None else ProbeSample(at_s=time.monotonic(), host=host, gpus=gpus)
 
     def _gpu_probe(self, devices: Sequence[str]) -> GpuProbe | None:
         """NVML is asked for only where a group has GPUs, and once: a driver that is not there will not come."""

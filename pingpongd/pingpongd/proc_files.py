@@ -55,13 +55,13 @@ class ThreadReading(msgspec.Struct, frozen=True):
 
 
 def read_file(path: str) -> bytes | None:
-    """The first 64 KiB of a file; None where it cannot be read, for example because its process has ended."""
+    """The first 64 KiB of a file; None where it cannot be read or is empty, as when its process has ended."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return os.read(descriptor, _PAGE)
+        return os.read(descriptor, _PAGE) or None
     except OSError:
         return None
     finally:
@@ -97,8 +97,8 @@ def _number(text: bytes, name: bytes) -> int | None:
 
 def parse_thread(text: bytes) -> ThreadReading | None:
     """A `schedstat`; None where the kernel keeps none, and writes zeros."""
-    ran, waited, _ = text.split()
-    return ThreadReading(int(ran), int(waited)) if ran != b"0" else None
+    ran, waited = map(int, text.split()[:2])
+    return ThreadReading(ran, waited) if ran else None
 
 
 def parse_pressure(text: bytes) -> int | None:

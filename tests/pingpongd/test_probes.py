@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import structlog
+from structlog.testing import LogCapture
 
 from nvml_player import H200, NvmlPlayer, process
 from pingpongd.config import JitterConfig
@@ -111,6 +113,23 @@ def test_what_has_ended_leaves_the_last_look_and_no_error(make: Make) -> None:
     probes.watch("b", [os.getpid()], ["cpu:0"])
     sample_of(probes, "b")
     assert probes.latest("a") is None
+
+
+def test_an_answer_that_is_not_understood_costs_one_groups_look(make: Make) -> None:
+    player = NvmlPlayer()
+    player.changes["nvmlDeviceGetUtilizationRates"] = "odd"  # has no `gpu`
+    capture, before = LogCapture(), structlog.get_config()
+    structlog.configure(processors=[capture])
+    try:
+        probes = make(nvml=lambda: player)
+        probes.watch("a", [os.getpid()], ["cuda:0"])
+        probes.watch("b", [os.getpid()], ["cpu:0"])
+        sample_of(probes, "b")
+        until(lambda: capture.entries)
+    finally:
+        structlog.configure(**before)
+    assert probes.latest("a") is None
+    assert (capture.entries[0]["event"], capture.entries[0]["worker"]) == ("probe_failed", "a")
 
 
 def test_many_groups_are_looked_at_more_seldom_and_not_at_more_cost(make: Make) -> None:
