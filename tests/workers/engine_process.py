@@ -1,8 +1,8 @@
 """A process with a real engine, for tests of how it starts and ends: ``engine_process.py MODEL ARGS_AS_JSON [THEN]``.
 
 Prints one line: "ready", or the error as JSON. "ready" is followed by waiting for the end of standard input; with
-"decode", by an answer that takes long: "decoding" at its first token, and then the error that ended it; with "stay",
-by waiting for ever.
+"decode", by an answer that takes long: "decoding" at its first token, and then the error that ended it; with "tell", by
+the stages of its start and what its scheduler shows of a short answer, as JSON; with "stay", by waiting for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import sys
 
 from pingpong_bus.errors import PingpongError
-from pingpong_bus.messages import Sampling
+from pingpong_bus.messages import Progress, Sampling
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.shared_memory_names import use_own_names
 from pingpong_worker.vllm_engine import VllmEngine
@@ -41,8 +41,24 @@ async def decode(engine: VllmEngine) -> None:
         answer(error)
 
 
+async def tell(engine: VllmEngine, told: list[Progress]) -> None:
+    """Say what was told of the start, and what the board shows during an answer and once it is over."""
+    sampling = Sampling(max_tokens=30, ignore_eos=True)
+    held = 0.0
+    async for _ in engine.open("s", cache_salt=None, sampling=sampling).finalize([5] * 40, sampling):
+        state = engine.scheduler_state()
+        held = max(held, state.kv_usage if state else 0.0)
+    while (state := engine.scheduler_state()) is None or state.kv_usage > 0:
+        await asyncio.sleep(0.01)
+    stages = list(dict.fromkeys(progress.stage for progress in told))
+    words = {"stages": stages, "held": held, "gc_ms": state.gc_ms}
+    sys.stdout.write(f"answer {json.dumps(words)}\n")
+    sys.stdout.flush()
+
+
 async def main(model: str, engine_args: str, then: str = "") -> None:
     use_own_names()
+    told: list[Progress] = []
     engine = VllmEngine(
         WorkerConfig(
             name="test",
@@ -53,7 +69,8 @@ async def main(model: str, engine_args: str, then: str = "") -> None:
             control="",
             bell="",
             supervisor_pid=0,
-        )
+        ),
+        told.append,
     )
     try:
         await engine.start()
@@ -64,6 +81,8 @@ async def main(model: str, engine_args: str, then: str = "") -> None:
         sys.stdout.flush()
         if then == "decode":
             await decode(engine)
+        if then == "tell":
+            await tell(engine, told)
         while then == "stay":
             await asyncio.sleep(60)
         sys.stdin.read()

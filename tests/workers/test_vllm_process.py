@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pingpong_worker.vllm_start_progress import STAGES
 from tiny_model import CONFIG
 
 pytestmark = pytest.mark.engine
@@ -127,6 +128,17 @@ def test_an_answer_is_lost_and_not_failed_where_the_engine_goes(start: Start, vi
     process.stdin.close()
     process.stdin = None  # for whoever ends the process after the test
     assert process.wait(60) == 0
+
+
+def test_an_engine_tells_of_its_start_of_its_memory_and_of_its_garbage(start: Start) -> None:
+    process = start("tell")
+    assert answer(process) == "ready"
+    told = answer(process)
+    stages = told["stages"]
+    assert stages == [stage for stage in STAGES.values() if stage in stages], "in their order, and no other"
+    assert {"setting up the KV cache", "warming up"} <= set(stages)
+    assert 0 < told["held"] < 1
+    assert told["gc_ms"] > 0, "to load leaves garbage in each of its processes"
 
 
 def test_an_engine_core_dies_with_a_worker_that_is_killed_while_it_loads(start: Start) -> None:
