@@ -179,8 +179,12 @@ class HostProbe:
         return max(own)[1] if own else pid
 
     def _waited(self, group: _Group) -> tuple[float | None, float]:
-        """The part of the time in which the thread that wanted to run most had no core; and the CPU time of all that
-        are known, as a part of a core."""
+        """The part of the time in which the thread that ran most had no core; and the CPU time of all that are known,
+        as a part of a core.
+
+        Not the one that was ready most: vLLM's engine core on a CPU looks for results again and again, yields its core
+        each time, and so is ready all the time: it was seen to run for 8 % of the time and to "wait" for 92 %.
+        """
         most, waited, work = -1.0, None, 0.0
         for tid, thread in list(group.threads.items()):
             text = read_file(f"{self._proc}/{thread.pid}/task/{tid}/schedstat")
@@ -193,8 +197,8 @@ class HostProbe:
                 wait = max(0, reading.waited_ns - before.waited_ns)
                 ran = max(0, reading.ran_ns - before.ran_ns)
                 work += ran * _NS / (now - thread.at_s)
-                if ran + wait > most:
-                    most, waited = ran + wait, min(1.0, wait * _NS / (now - thread.at_s))
+                if ran > most:
+                    most, waited = ran, min(1.0, wait * _NS / (now - thread.at_s))
             thread.at_s, thread.reading = now, reading
         return waited, work
 
@@ -225,6 +229,8 @@ class HostProbe:
 
 def _switches(before: _Status | None, now: _Status | None) -> list[float]:
     """How often a second a thread was taken off its core; nothing where two readings of it are not there."""
+    if before is not None and before is now:
+        return [0.0]  # it has not run
     if before is None or now is None or before.thread != now.thread or now.at_s <= before.at_s:
         return []
     return [max(0, now.reading.involuntary - before.reading.involuntary) / (now.at_s - before.at_s)]
