@@ -14,12 +14,9 @@ import sys
 import termios
 from pathlib import Path
 
-import pytest
-
 from daemon_process import HANG_SECONDS, DaemonProcess, StartDaemon, simulated_config
 from screen import Screen
 
-CHAIN = {"name": "tides", "agents": [{"name": "writer", "prompt_ids": [1, 2, 3], "max_tokens": 2000}]}
 SLOW_START = simulated_config().replace("step_ms = 1.0", "step_ms = 1.0\nstart_ms = 3000")
 
 
@@ -33,21 +30,19 @@ async def command(daemon: DaemonProcess, *words: str) -> tuple[int | None, str, 
     return process.returncode, out.decode(), err.decode()
 
 
-@pytest.fixture
-def chain_file(folder: Path) -> Path:
+def chain_of(folder: Path, tokens: int) -> str:
     path = folder / "chain.json"
-    path.write_text(json.dumps(CHAIN))
-    return path
+    agent = {"name": "writer", "prompt_ids": [1, 2, 3], "max_tokens": tokens, "ignore_eos": True}
+    path.write_text(json.dumps({"name": "tides", "agents": [agent]}))
+    return str(path)
 
 
-async def test_submit_waits_for_a_start_and_says_how_far_it_has_come(
-    start_daemon: StartDaemon, chain_file: Path
-) -> None:
+async def test_submit_waits_for_a_start_and_says_how_far_it_has_come(start_daemon: StartDaemon, folder: Path) -> None:
     daemon = await start_daemon(SLOW_START, wait=False)
     async with asyncio.timeout(HANG_SECONDS):
         while not daemon.socket.exists():
             await asyncio.sleep(0.01)
-    code, out, err = await command(daemon, "submit", str(chain_file), "--wait", "--json")
+    code, out, err = await command(daemon, "submit", chain_of(folder, 8), "--wait", "--json")
     assert code == 0, err
     assert json.loads(out)["state"] == "finished"
     told = err.splitlines()
@@ -57,17 +52,17 @@ async def test_submit_waits_for_a_start_and_says_how_far_it_has_come(
 
 
 async def test_top_shows_groups_that_decode_and_the_chain_that_they_work_on(
-    start_daemon: StartDaemon, chain_file: Path
+    start_daemon: StartDaemon, folder: Path
 ) -> None:
     daemon = await start_daemon(simulated_config(step_ms=5.0))
-    code, chain, _ = await command(daemon, "submit", str(chain_file), "--detach")
+    code, chain, _ = await command(daemon, "submit", chain_of(folder, 3900), "--detach")
     assert code == 0
     async with asyncio.timeout(HANG_SECONDS):
         while True:  # until heartbeats have told of tokens
             code, out, err = await command(daemon, "top", "--interval", "1.2")
             assert code == 0, err
             lines = out.splitlines()
-            table = lines[lines.index("") + 1 :]
+            table = [*lines[lines.index("") + 1 :], ""]
             groups = [line.split() for line in table[1 : table.index("")] if line.startswith(("a ", "b "))]
             # On a machine that is busy with other tests they may well be degraded.
             assert {words[1] for words in groups} <= {"serving", "degraded", "recovering"}
