@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from chains_desk import FakeWorker, Service, advance, chain_reading
 from pingpong_bus.messages import ChainResult, DeviceState, HopEnded, HopEntry, OutputRead
 from pingpongd.hop_record import HopRecord, restored
+from pingpongd.stored import AgentOutcome
+from store_samples import outcome
 
 
 def run_until(service: Service, tokens: int) -> FakeWorker:
@@ -128,6 +131,13 @@ def test_a_second_end_does_not_count() -> None:
     hop.end("finished", 2_000_000, 5)
     hop.end("lost", 3_000_000, 7, "it died")
     assert hop.entry(0, 9) == HopEntry(worker="a", started_ms=1.0, ended_ms=2.0, state="finished", tokens=5)
+
+
+def test_an_agent_that_an_older_version_has_kept_has_no_hops() -> None:
+    fields = msgspec.to_builtins(outcome())
+    del fields["hops"], fields["devices"]
+    kept = msgspec.convert(fields, AgentOutcome)
+    assert (kept.hops, kept.devices) == ([], {})
 
 
 @pytest.mark.parametrize("zero", [0, 7_000_000])
