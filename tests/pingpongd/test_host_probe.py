@@ -205,7 +205,7 @@ def test_a_thread_that_yields_its_core_all_the_time_does_not_wait_for_one(kernel
     kernel.thread(6, 1.0)
     probe = kernel.probe()
     kernel.look(probe)
-    kernel.thread(5, 1.0 + 0.9, 0.1)  # it computes
+    kernel.thread(5, 1.0 + 0.8, 0.1)  # it computes
     kernel.thread(6, 1.0 + 0.08, 0.92)  # it looks whether the other one is through
     state = kernel.look(probe)
     assert state is not None
