@@ -67,11 +67,12 @@ def figure(results: Sequence[ChainResult], titles: Sequence[str] = (), *, path: 
     Args:
         results: at least one.
         titles: one for each; otherwise a chain's name and placement.
-        path: whether to draw the critical path above the lanes.
+        path: whether to draw the critical path above the lanes, where one of the chains has finished.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
+    path = path and any(result.state == "finished" for result in results)
     names = _workers(results)
     devices = {name: found for result in results for name, found in result.devices.items()}
     tables = [lanes(msgspec.structs.replace(result, devices=devices), names) for result in results]
