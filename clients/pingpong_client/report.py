@@ -19,7 +19,7 @@ from pingpong_bus.messages import (
 from pingpong_client.certificate_table import level_words
 from pingpong_client.live import agent_block
 from pingpong_client.start_bars import amount
-from pingpong_client.table import clean, clip, format_table, milliseconds, number
+from pingpong_client.table import clean, clip, duration, format_table, milliseconds, number
 
 _STAGE_CELLS = 24
 _STATUS_WAITING = 5
@@ -132,18 +132,6 @@ def list_lines(chains: Sequence[ChainSummary], width: int | None = None) -> list
     ]
     headers = ["id", "name", "state", "placement", "exactness", "agents", "age", "E2E ms"]
     return [*format_table(headers, rows, right=(5, 6, 7), width=width), *_waiting_lines(chains)]
-
-
-def duration(seconds: float) -> str:
-    """12 s, 3 min 05 s, 2 h 07 min, or 3 d 04 h."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
 
 
 def _notes(agent: AgentResult) -> Iterable[str]:

@@ -77,6 +77,18 @@ def milliseconds(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def duration(seconds: float) -> str:
+    """12 s, 3 min 05 s, 2 h 07 min, or 3 d 04 h."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+
+
 def _shrink(widths: list[int], room: int, text_columns: list[int]) -> None:
     while sum(widths) > room and text_columns:
         widest = max(text_columns, key=lambda at: widths[at])

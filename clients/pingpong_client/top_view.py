@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from pingpong_bus.messages import ChainSummary, StatusReply
-from pingpong_client.report import duration
 from pingpong_client.sparkline import meter
 from pingpong_client.start_bars import amount
-from pingpong_client.table import clean, number
+from pingpong_client.table import clean, duration, number
 from pingpong_client.top_chains import chain_blocks
 from pingpong_client.top_devices import gpu_blocks, host_blocks
 from pingpong_client.top_groups import group_blocks, in_trouble
