@@ -311,7 +311,10 @@ class HopRoom:
         """The agent's own group, or another where that one does not serve, or has grown too small, or is to be avoided,
         and the submission does not name it."""
         own = self._own(record, index)
-        if record.options.group is not None or (own is not None and not self.is_avoided(own.name)):
+        if record.options.group is not None:
+            return own
+        # One that is to be avoided is left when the agent is dispatched, where that gains; see `mover.py`.
+        if own is not None and (not self.is_avoided(own.name) or self._fits(own.name, record, index)):
             return own
         views = self.able(record, index)
         # Ping-pong that was asked for takes two.

@@ -16,11 +16,11 @@ from pingpongd.agent_task import Stage
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import Phase
 from pingpongd.chain_state import Stage as ChainStage
-from pingpongd.cost_model import CostModel, cached_prefix
+from pingpongd.cost_model import CostModel, RunningChain, cached_prefix
 from pingpongd.hop_room import HopRoom
 from pingpongd.jitter_episodes import RECOVERING_S
 from pingpongd.moving import MOST_MOVES, WORTH_MS, LateHop, Move, Seat, Spells, moves
-from pingpongd.placement import lateness
+from pingpongd.placement import LATE_MARGIN, lateness
 from pingpongd.planner import Planner, running
 from pingpongd.replanning import Replan, replan
 
@@ -79,18 +79,28 @@ class Mover:
         planned, for there is no reason or no way to do otherwise."""
         if not self._room.is_avoided(record.agents[index].worker):
             return None
-        return self._replan(record, index, self._planner.without(record))
+        model = self._planner.without(record)
+        new = self._replan(record, index, model)
+        if new is None or new.ms is None or not model.busy(set(new.groups)):
+            return new
+        # Others run where it would go: the group that is late can still be the sooner one.
+        stay = model.rest(self._not_begun(record, index)).total_ms
+        return None if stay < new.ms * (1.0 - LATE_MARGIN) else new
 
     def _replan(self, record: ChainRecord, index: int, model: CostModel) -> Replan | None:
         """The rest of a chain, an agent that has written nothing among it, on the groups that are well."""
         if record.options.group is not None:
             return None
         waiting = [at for at, phase in enumerate(record.state.phases) if phase is Phase.WAITING or at == index]
+        chain = self._not_begun(record, index)
+        return replan(chain, waiting, record.options.mode, self._room.able(record, index), model)
+
+    def _not_begun(self, record: ChainRecord, index: int) -> RunningChain:
+        """A chain as if an agent that has written nothing were yet to start."""
         chain = running(record)
         agents = list(chain.agents)
         agents[index] = msgspec.structs.replace(agents[index], stage=Stage.WAITING, read=0)
-        chain = msgspec.structs.replace(chain, agents=tuple(agents))
-        return replan(chain, waiting, record.options.mode, self._room.able(record, index), model)
+        return msgspec.structs.replace(chain, agents=tuple(agents))
 
     def lateness(self, group: str) -> str:
         """Why a group is avoided, in a clause."""

@@ -45,6 +45,8 @@ ALIKE = 0.01
 """Of placements that cost the same within this part, series is taken, then the one on fewer groups. Where other chains
 run it is `MARGIN`: how they go on is less sure, and every group more is one more to wait for."""
 
+LATE_MARGIN = 0.1
+"""By this part a group whose tokens come late has to be the better one, for it may become slower still."""
 _SLOW = 1.05
 """Slowdowns below this are not worth telling."""
 
@@ -118,23 +120,31 @@ def place(
                 hint=f"There are: {known}.",
             )
         groups = [view for view in groups if view.name == group]
-    groups, late = _steady(mode, groups)
-    plan = _plan(shape, mode, groups, number, group, model, factors or Factors(), done)
+    chosen = _steady(mode, groups)
+
+    def plan_on(views: Sequence[GroupView]) -> tuple[Plan, float | None]:
+        return _plan(shape, mode, views, number, group, model, factors or Factors(), done)
+
+    plan, total_ms = plan_on(chosen)
+    if len(chosen) < len(groups) and total_ms is not None and model.busy(view.name for view in chosen):
+        # Others run there: a group that is late can still be the sooner one, and all are worse off without it.
+        wider, wider_ms = plan_on(groups)
+        if wider_ms is not None and wider_ms < total_ms * (1.0 - LATE_MARGIN):
+            plan, chosen = wider, groups
+    late = "; ".join(
+        f"{'' if view in chosen else 'without '}{view.name}: {lateness(view)}" for view in groups if view.degraded
+    )
     return msgspec.structs.replace(plan, why=f"{plan.why}; {late}") if late else plan
 
 
-def _steady(mode: Mode, groups: Sequence[GroupView]) -> tuple[Sequence[GroupView], str]:
+def _steady(mode: Mode, groups: Sequence[GroupView]) -> Sequence[GroupView]:
     """Those of the groups that come into question where tokens of some come late: the others, if they are enough for
-    the mode and have room; and what is to be said of the late ones."""
-    late = [view for view in groups if view.degraded]
-    if not late:
-        return groups, ""
+    the mode and have room."""
+    if not any(view.degraded for view in groups):
+        return groups
     room = [view for view in groups if not view.full]
     choices = [[view for view in room if not view.degraded], room]
-    found = next((views for views in choices if _enough(mode, views)), groups)
-    left_out = [view.name for view in late if view not in found]
-    said = "; ".join(f"{'without ' * (view.name in left_out)}{view.name}: {lateness(view)}" for view in late)
-    return found, said
+    return next((views for views in choices if _enough(mode, views)), groups)
 
 
 def _enough(mode: Mode, groups: Sequence[GroupView]) -> bool:
@@ -159,8 +169,8 @@ def _plan(
     model: CostModel,
     factors: Factors,
     done: frozenset[int],
-) -> Plan:
-    """See `place`; `groups` are those to choose from."""
+) -> tuple[Plan, float | None]:
+    """See `place`: the plan on some groups, and what it costs everybody, where that can be predicted."""
     if mode == "overlap":
         _overlapping(groups)
     if mode == "ping-pong" and len(groups) < 2:
@@ -173,17 +183,17 @@ def _plan(
     asked = "the submission names the group" if group is not None and mode != "overlap" else "asked for"
     costs = _costs(shape, wanted, groups, number, model, factors, done)
     if not costs:
-        return _by_thumb(shape, wanted, groups, number, asked)
+        return _by_thumb(shape, wanted, groups, number, asked), None
     alike = MARGIN if model.busy(view.name for view in groups) else ALIKE
     best = _choose(shape, costs, groups, number, alike)
     predictions = sorted((cost.prediction for cost in costs), key=lambda prediction: prediction.e2e_ms)
     taken = best.prediction
     if wanted != "auto":
-        return Plan(taken.placement, taken.groups, asked, (taken,), taken)
+        return Plan(taken.placement, taken.groups, asked, (taken,), taken), best.total_ms
     if (spare := _spare(groups)) is not None:
         names, why = (spare.name,) * len(shape.upstreams), f"{spare.name} is idle, though it was not measured"
-        return Plan("serial", names, why, tuple(predictions))
-    return Plan(taken.placement, taken.groups, _why(best, costs), tuple(predictions), taken)
+        return Plan("serial", names, why, tuple(predictions)), None
+    return Plan(taken.placement, taken.groups, _why(best, costs), tuple(predictions), taken), best.total_ms
 
 
 def predicted(

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_figures import H200
 from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import Literals, OutputOf, PreparedAgent
+from pingpongd.cost_model import AgentProgress, CostModel, RunningChain
 from pingpongd.placement import ChainShape, GroupView, PrefixMemory, chain_shape, place, replacement
 
 CHAIN = ((), (0,), (1,), (2,), (3,))
@@ -190,3 +192,29 @@ def test_a_mode_that_was_asked_for_takes_a_degraded_group_only_where_it_needs_it
     named = place(COLD, "auto", two, 0, group="a")
     assert set(named.groups) == {"a"}
     assert "2.0 times as long" in named.why
+
+
+def test_a_group_that_is_late_takes_its_share_where_the_others_are_busy_and_it_is_sooner_all_the_same() -> None:
+    shape = ChainShape(
+        upstreams=((),),
+        prefixes=(("p", 12_000),),
+        rungs=((("p", 12_000),),),
+        shared=((),),
+        parts=((12_000,),),
+        outputs=(200,),
+        joined=(False,),
+    )
+    others = [RunningChain(shape, "serial", (AgentProgress("a"),)) for _ in range(6)]
+
+    def chosen(slowdown: float, running: list[RunningChain]) -> str:
+        views = [
+            GroupView("a", len(running), figures=H200),
+            GroupView("b", 0, figures=H200, degraded=True, slowdown=slowdown),
+        ]
+        plan = place(shape, "auto", views, 0, model=CostModel(views, running))
+        assert ("without b: " in plan.why) is (plan.groups == ("a",))
+        return plan.groups[0]
+
+    assert chosen(1.3, []) == "a"
+    assert chosen(1.3, others) == "b"
+    assert chosen(30.0, others) == "a"
