@@ -111,7 +111,7 @@ class Monitoring:
         found, late = status(), overdue()
         groups = tuple(GroupPulse(it.name, it.state, late.get(it.name, 0.0)) for it in found.workers)
         error = found.store.error if found.store is not None else ""
-        self._pulse = Pulse(found.state, groups, found.progress.stage if found.progress else "", error)
+        self._pulse = Pulse(found.state, groups, _stage(found), error)
         self._metrics.tick(found, self._traces.dropped if self._traces is not None else None)
 
     def beat(self, worker: str, number: int, message: Heartbeat) -> None:
@@ -160,6 +160,13 @@ class Monitoring:
     def _ready_page(self, accept: str) -> Reply:  # noqa: ARG002 - it has one form
         health = self.health()
         return _health_page(health, fine=health.ready)
+
+
+def _stage(status: StatusReply) -> str:
+    """What a daemon that starts is at."""
+    if status.progress is not None:
+        return status.progress.stage
+    return ", ".join(f"{it.name}: {it.stage}" for it in status.workers if it.state != "ready")
 
 
 def _health_page(health: Health, *, fine: bool) -> Reply:

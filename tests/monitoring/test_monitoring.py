@@ -61,6 +61,9 @@ async def test_a_daemon_that_starts_lives_and_is_not_ready(monitoring: Monitorin
     code, found = await answers(monitoring, "/readyz")
     assert code == 503
     assert found["reasons"] == ["It starts: fetching the model."]
+    loading = [worker(), worker("b", state="loading", stage="loading the weights")]
+    monitoring.tick(lambda: status(*loading, state="starting"), lambda: {})
+    assert (await answers(monitoring, "/readyz"))[1]["reasons"] == ["It starts: b: loading the weights."]
     tick(monitoring)
     assert (await answers(monitoring, "/readyz"))[0] == 200
 
