@@ -62,7 +62,7 @@ async def test_a_daemon_that_starts_lives_and_is_not_ready(monitoring: Monitorin
     assert code == 503
     assert found["reasons"] == ["It starts: fetching the model."]
     loading = [worker(), worker("b", state="loading", stage="loading the weights")]
-    monitoring.tick(lambda: status(*loading, state="starting"), lambda: {})
+    monitoring.tick(lambda: status(*loading, state="starting"), dict)
     assert (await answers(monitoring, "/readyz"))[1]["reasons"] == ["It starts: b: loading the weights."]
     tick(monitoring)
     assert (await answers(monitoring, "/readyz"))[0] == 200
