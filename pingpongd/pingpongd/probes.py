@@ -72,7 +72,7 @@ class Probes:
         self._tried_nvml = False
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
-        self._forgotten: list[str] = []
+        self._forgotten: set[str] = set()
         self._latest: dict[str, ProbeSample] = {}
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -83,8 +83,9 @@ class Probes:
     def start(self) -> None:
         """Begin to look; harmless where it has begun."""
         if self._thread is None:
-            self._stopping.clear()
-            self._thread = threading.Thread(target=self._run, name="probes", daemon=True)
+            # Its own: a thread that hangs in a driver, and was given up, shall not go on beside its successor.
+            self._stopping = threading.Event()
+            self._thread = threading.Thread(target=self._run, args=(self._stopping,), name="probes", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -122,16 +123,18 @@ class Probes:
         with self._lock:
             self._watched.pop(name, None)
             self._latest.pop(name, None)
-            self._forgotten.append(name)
+            self._forgotten.add(name)
 
     def latest(self, name: str) -> ProbeSample | None:
         """The latest look at a group; None before the first with two readings to compare."""
         return self._latest.get(name)
 
-    def _run(self) -> None:
+    def _run(self, stopping: threading.Event) -> None:
         due, budget = time.monotonic(), Budget(self._share)
-        while not self._stopping.is_set():
+        while True:
             self._wake.wait(max(0.0, due - time.monotonic()))
+            if stopping.is_set():
+                return
             self._wake.clear()
             began, at, connected = time.thread_time(), time.monotonic(), self._gpu is not None
             watched = self._take()
@@ -150,7 +153,7 @@ class Probes:
         """What is to be looked at; what is not any more is forgotten first."""
         with self._lock:
             watched = dict(self._watched)
-            forgotten, self._forgotten = self._forgotten, []
+            forgotten, self._forgotten = self._forgotten, set()
         for name in forgotten:
             self._host.forget(name)
             if self._gpu is not None:
