@@ -78,7 +78,7 @@ async def test_one_that_is_stopped_while_it_loads(folder: Path) -> None:
     config = fleet_config("a", watch=QUICK | {"misses": 2}, simulated={"start_ms": 1000.0})
     async with fleet_host(folder, config, start=False) as host:
         starting = host.start()
-        await host.until(lambda: host["a"].stage == "loading the model", "loading")
+        await host.until(lambda: host["a"].stage.startswith("loading the"), "loading")
         host.signal(signal.SIGSTOP)
         await starting
         assert host["a"].number == 2
@@ -89,7 +89,7 @@ async def test_an_engine_that_is_stopped_while_it_loads(folder: Path) -> None:
     config = fleet_config("a", watch=QUICK | {"misses": 2}, simulated={"start_ms": 1000.0})
     async with fleet_host(folder, config, start=False) as host:
         starting = host.start()
-        await host.until(lambda: host["a"].stage == "loading the model", "loading")
+        await host.until(lambda: host["a"].stage.startswith("loading the"), "loading")
         await host.until(lambda: bool(psutil.Process(host.pid()).children()), "the engine's process")
         host.note()
         psutil.Process(host.engine_pid()).send_signal(signal.SIGSTOP)
