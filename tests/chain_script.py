@@ -51,8 +51,7 @@ class Screen:
 class Script:
     """A chain under way: makes events, snapshots, and the tokens of each attempt."""
 
-    def __init__(self, *, counts_characters):
-        self.counts_characters = counts_characters
+    def __init__(self):
         self.state = "running"
         self.agents = {name: AgentResult(name=name) for name in NAMES}
         self.seams = {name: [(0, 0)] for name in NAMES}
@@ -78,14 +77,11 @@ class Script:
         letters = "abcdefghij" if agent.attempt % 2 else "ABCDEFGHIJ"
         text = agent.text + "".join(letters[(len(agent.text) + step) % 10] for step in range(characters))
         first_index, first_character = self.seams[name][max(len(self.seams[name]) - 1 - back, 0)]
-        if first_index == at and not self.counts_characters:
-            first_character = len(agent.text)  # text that comes without tokens cannot be told from what follows it
         self.seams[name].append((len(ids), len(text)))
         self.change(name, state="writing", output_ids=ids, text=text, output_tokens=len(ids), first_token_ms=2.0)
-        data = {"ids": ids[first_index:], "text": text[first_character:], "first_index": first_index}
-        if self.counts_characters:
-            data["first_character"] = first_character
-        return self.event("tokens", name, output_tokens=len(ids), **data)
+        data = {"ids": ids[first_index:], "text": text[first_character:]}
+        where = {"first_index": first_index, "first_character": first_character}
+        return self.event("tokens", name, output_tokens=len(ids), **data, **where)
 
     def resume(self, name):
         agent = self.agents[name]

@@ -139,13 +139,7 @@ class Following:
         """Cut off what has been given before."""
         ids, text = event.data.get("ids", []), event.data.get("text", "")
         first_index = event.data.get("first_index", given.ids)
-        first_character = event.data.get("first_character")
-        if first_character is None:
-            if first_index < given.ids:
-                # Text and tokens do not split at the same places: only a snapshot tells what of the text is new.
-                self.stale = True
-                return []
-            first_character = given.characters
+        first_character = event.data.get("first_character", given.characters)
         if first_index > given.ids or first_character > given.characters:
             self.stale = True
             return []

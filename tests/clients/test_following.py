@@ -26,9 +26,9 @@ STEPS = st.lists(
 
 
 @settings(max_examples=400)
-@given(STEPS, st.booleans(), st.booleans())
-def test_events_add_up_to_the_result(steps, counts_characters, from_snapshot):
-    daemon, screen = Script(counts_characters=counts_characters), Screen()
+@given(STEPS, st.booleans())
+def test_events_add_up_to_the_result(steps, from_snapshot):
+    daemon, screen = Script(), Screen()
     following = Following.of_result(daemon.snapshot()) if from_snapshot else Following("c0", NAMES)
     connected = True
     last = None
@@ -53,7 +53,7 @@ def test_events_add_up_to_the_result(steps, counts_characters, from_snapshot):
             last = None
             daemon.restart(*words)
         elif step == "send twice":
-            if last is not None and (counts_characters or last.data.get("ids")):
+            if last is not None:
                 deliver(last)
         elif daemon.agents[words[0]].state != "finished":
             if step == "drop one":
@@ -78,7 +78,7 @@ def test_events_add_up_to_the_result(steps, counts_characters, from_snapshot):
 
 
 def test_events_without_faults_pass_as_they_are():
-    daemon, following = Script(counts_characters=True), Following("c0", NAMES)
+    daemon, following = Script(), Following("c0", NAMES)
     events = [daemon.event("started", placement="serial", why="")]
     for name in NAMES:
         events += [daemon.open(name), daemon.write(name, 3, 5), daemon.write(name, 1, 0), daemon.finish(name)]
@@ -88,7 +88,7 @@ def test_events_without_faults_pass_as_they_are():
 
 
 def test_a_snapshot_becomes_the_events_that_are_missing():
-    daemon, following = Script(counts_characters=False), Following("c0", NAMES)
+    daemon, following = Script(), Following("c0", NAMES)
     daemon.open("writer")
     daemon.write("writer", 3, 5)
     daemon.finish("writer")
@@ -104,7 +104,7 @@ def test_a_snapshot_becomes_the_events_that_are_missing():
 
 
 def test_a_new_attempt_voids_what_was_given_and_only_that():
-    daemon, screen, following = Script(counts_characters=False), Screen(), Following("c0", NAMES)
+    daemon, screen, following = Script(), Screen(), Following("c0", NAMES)
     screen.apply(following.take(daemon.write("writer", 3, 5)))
     daemon.restart(set())
     screen.apply(following.take(daemon.snapshot()))
@@ -118,7 +118,7 @@ def test_a_new_attempt_voids_what_was_given_and_only_that():
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_daemon_that_knows_less_than_was_given_begins_the_agent_anew(finished):
     # Its store had not kept the attempt; without a restarted agent the new tokens would be taken for the old ones.
-    daemon, following = Script(counts_characters=True), Following("c0", NAMES)
+    daemon, following = Script(), Following("c0", NAMES)
     following.take(daemon.write("writer", 3, 5))
     if finished:
         following.take(daemon.finish("writer"))
@@ -130,7 +130,7 @@ def test_a_daemon_that_knows_less_than_was_given_begins_the_agent_anew(finished)
 
 
 def test_a_resumed_agent_keeps_what_it_gave():
-    daemon, screen, following = Script(counts_characters=True), Screen(), Following("c0", NAMES)
+    daemon, screen, following = Script(), Screen(), Following("c0", NAMES)
     for event in (daemon.open("writer"), daemon.write("writer", 3, 5), daemon.resume("writer")):
         screen.apply(following.take(event))
     screen.apply(following.take(daemon.open("writer")))
@@ -140,7 +140,7 @@ def test_a_resumed_agent_keeps_what_it_gave():
 
 
 def test_a_resumption_that_a_snapshot_told_of_is_not_told_again():
-    daemon, screen, following = Script(counts_characters=True), Screen(), Following("c0", NAMES)
+    daemon, screen, following = Script(), Screen(), Following("c0", NAMES)
     screen.apply(following.take(daemon.write("writer", 3, 5)))
     late = daemon.resume("writer")
     for news in (daemon.snapshot(), late, daemon.resume("writer")):
@@ -150,7 +150,7 @@ def test_a_resumption_that_a_snapshot_told_of_is_not_told_again():
 
 @pytest.mark.parametrize("kind", ["tokens", "opened", "agent_finished"])
 def test_what_a_void_attempt_still_sends_is_dropped(kind):
-    daemon, following = Script(counts_characters=True), Following("c0", NAMES)
+    daemon, following = Script(), Following("c0", NAMES)
     late = {"tokens": daemon.write("writer", 3, 5), "opened": daemon.open("writer"), "agent_finished": daemon.event(
         "agent_finished", "writer", output_tokens=3
     )}  # fmt: skip
@@ -161,7 +161,7 @@ def test_what_a_void_attempt_still_sends_is_dropped(kind):
 
 
 def test_the_end_of_a_chain_with_agents_missing_asks_for_a_snapshot():
-    daemon, following = Script(counts_characters=True), Following("c0", NAMES)
+    daemon, following = Script(), Following("c0", NAMES)
     assert following.take(daemon.end()) == []
     assert following.stale
     assert [event.kind for event in following.take(daemon.snapshot())] == ["started", "ended"]

@@ -73,8 +73,8 @@ STEPS = st.lists(
 )
 
 
-async def follow_through(steps, counts_characters):
-    script, screen = Script(counts_characters=counts_characters), Screen()
+async def follow_through(steps):
+    script, screen = Script(), Screen()
     daemon = ScriptedDaemon(script)
     chain = Chain(name="n", agents=[Agent(name=name, prompt="x") for name in NAMES])
 
@@ -110,9 +110,9 @@ async def follow_through(steps, counts_characters):
 
 
 @settings(max_examples=150, deadline=None)
-@given(STEPS, st.booleans())
-def test_what_follow_yields_is_the_chain_whatever_happens(steps, counts_characters):
-    asyncio.run(follow_through(steps, counts_characters))
+@given(STEPS)
+def test_what_follow_yields_is_the_chain_whatever_happens(steps):
+    asyncio.run(follow_through(steps))
 
 
 async def test_a_restarted_daemon_goes_on_where_the_snapshot_is(link, daemon, chain, until):
