@@ -78,9 +78,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Groups of the same kind, and those of them whose tokens come late now, too."""
 
     def above(self, name: str, floor: float, over: float = 0.0) -> bool:
-        """Whether a rate of the host is at least `floor`, and `over` more than usual, and twice that."""
+        """Whether a rate of the host is at least `floor`, and clearly more than usual: by `over`, and either twice as
+        much or, of a part of the time, so much that a quarter less than usual is left."""
         found, usual = self.host.get(name), self.usual.get(name, 0.0)
-        return found is not None and found >= floor and found >= usual + over and found >= 2.0 * usual
+        if found is None or found < max(floor, usual + over):
+            return False
+        return found >= 2.0 * usual or 0.0 <= 1.0 - found <= 0.75 * (1.0 - usual)
 
 
 class _DeviceLooks:

@@ -44,8 +44,8 @@ _STALL_OVER_WORST = 1.5
 _APPENDS_STALL_MS, _APPENDS_STALL_RATIO = 60.0, 4.0
 """Beyond what is allowed beside appends, and as a multiple of it."""
 _SILENT_S, _SILENT_STEPS = 1.5, 3.0
-_FEW_KNOWN = 10
-"""So many tokens of one second say what a token takes where nothing else does."""
+_ON_TIME_TOKENS = 10
+"""So many without appends have to be seen in time, for appends to be what made the others late."""
 
 
 class Second(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,15 +244,12 @@ class Judge:
                 tally.buckets[bucket] = tally.buckets.get(bucket, 0.0) + tokens
             tally.worst_ms = max(tally.worst_ms, counts.worst_ms)
             usual = baseline.usual(("decode", counts.decodes, counts.context), peers)
-            if usual is not None:
-                tally.add(counts, usual, allowed)
-                reference = usual.ms * usual.room * allowed
-            elif sum(counts.buckets.values()) >= _FEW_KNOWN:
-                reference = quantile_ms(counts.buckets, 0.5)
-            else:
+            if usual is None:
                 continue
-            worst = baseline.worst.get(counts.kind, 0.0) * (usual.ms if usual is not None else reference)
-            tally.stalled |= _stalls(counts.worst_ms, reference, worst, beside_appends=kind == "appends")
+            tally.add(counts, usual, allowed)
+            past_ms = baseline.worst.get(counts.kind, 0.0) * usual.ms
+            reference = usual.ms * usual.room * allowed
+            tally.stalled |= _stalls(counts.worst_ms, reference, past_ms, beside_appends=kind == "appends")
         return tally
 
     def _verdict(self, second: Second, troubles: Sequence[Trouble]) -> Verdict:
@@ -267,7 +264,7 @@ class Judge:
         slowdown = _mean_ratio(tally for pair in self._seconds for tally in pair)
         if troubles:  # they may have begun in the middle of these seconds
             slowdown = max(slowdown, _mean_ratio((decode, appends)), self._pace.ratio if self._pace.slow else 1.0)
-        on_time = sum(pair[0].tokens for pair in self._seconds) >= _FEW_KNOWN
+        on_time = sum(pair[0].tokens for pair in self._seconds) >= _ON_TIME_TOKENS
         return Verdict(
             troubles=tuple(troubles),
             tokens=decode.tokens + appends.tokens,

@@ -185,6 +185,13 @@ def test_the_worst_of_the_latest_looks_counts_and_older_ones_do_not() -> None:
     assert cause_of(found.evidence(SLOW)).cause == "unknown"
 
 
+def test_on_a_busy_machine_what_is_left_of_the_time_counts() -> None:
+    usual = {"runnable_wait": 0.6}
+    assert row(of(SLOW, host={"runnable_wait": 0.75}, usual=usual))[0] == "cpu_starvation"
+    assert row(of(SLOW, host={"runnable_wait": 0.65}, usual=usual))[0] == "unknown"
+    assert row(of(SLOW, host={"major_faults": 45.0}, usual={"major_faults": 30.0}))[0] == "unknown"
+
+
 def test_what_was_there_before_is_no_news() -> None:
     found = looks()
     found.look(QUIET, [GPU])
