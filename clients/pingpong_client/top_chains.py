@@ -13,12 +13,12 @@ from pingpong_client.top_table import Block, Column, heading, row
 
 COLUMNS = (
     Column("chain", 8),
-    Column("name", 12),
-    Column("placement", 9),
+    Column("name", 11, wide=24),
+    Column("placement", 9, from_width=76),
     Column("agents", 6, right=True),
     Column("tokens written", 15),
     Column("now at", 8, stretch=True),
-    Column("age", 8, right=True),
+    Column("age", 7, right=True),
 )
 _METER_CELLS = 8
 _RANKS: dict[ChainState, int] = {"running": 0, "queued": 1}

@@ -7,29 +7,29 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from pingpong_bus.messages import DeviceState, HostState, WorkerStatus
-from pingpong_client.top_table import Block, Column, heading, row, wrapped
+from pingpong_client.top_table import WIDE, Block, Column, heading, row, wrapped
 
 GPU_COLUMNS = (
-    Column("group", 8),
+    Column("group", 8, wide=14),
     Column("GPU", 13, stretch=True),
     Column("SM MHz", 11, right=True),
-    Column("mem MHz", 7, right=True, from_width=100),
-    Column("power W", 9, right=True),
+    Column("mem MHz", 7, right=True, from_width=WIDE),
+    Column("power W", 9, right=True, from_width=72),
     Column("temp", 5, right=True),
     Column("busy", 5, right=True),
     Column("memory GB", 13, right=True),
-    Column("PCIe in MB/s", 12, right=True, from_width=120),
-    Column("out", 6, right=True, from_width=120),
+    Column("PCIe in MB/s", 12, right=True, from_width=150),
+    Column("out", 6, right=True, from_width=150),
 )
 HOST_COLUMNS = (
-    Column("group", 8),
+    Column("group", 8, wide=14),
     Column("devices", 8, stretch=True),
     Column("CPU", 5, right=True),
     Column("waits", 6, right=True),
-    Column("steal", 6, right=True),
-    Column("quota", 6, right=True, from_width=100),
-    Column("faults/s", 8, right=True, from_width=100),
-    Column("swap MB", 8, right=True, from_width=100),
+    Column("steal", 6, right=True, from_width=72),
+    Column("quota", 6, right=True, from_width=WIDE),
+    Column("faults/s", 8, right=True, from_width=WIDE),
+    Column("swap MB", 8, right=True, from_width=WIDE),
     Column("PSI cpu", 8, right=True),
     Column("mem", 5, right=True),
     Column("io", 5, right=True),
@@ -53,7 +53,7 @@ def host_blocks(workers: Sequence[WorkerStatus], width: int) -> tuple[Text, list
 
 
 def _gpu(group: str, device: DeviceState, width: int) -> Block:
-    room = width >= GPU_COLUMNS[3].from_width
+    room = width >= WIDE
     uuid = device.uuid if room else device.uuid[: _SHORT_UUID - 1]
     cells = {
         "group": group,

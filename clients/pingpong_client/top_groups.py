@@ -11,27 +11,25 @@ from pingpong_client.sparkline import meter, sparkline
 from pingpong_client.start_bars import amount
 from pingpong_client.table import milliseconds, number
 from pingpong_client.top_rates import TokenRates
-from pingpong_client.top_table import Block, Column, heading, row, widths, wrapped
+from pingpong_client.top_table import WIDE, Block, Column, heading, row, widths, wrapped
 
 _HISTORY = "ITL by the second"
 COLUMNS = (
-    Column("group", 8),
+    Column("group", 8, wide=14),
     Column("state", 10),
     Column("ITL p50", 7, right=True),
     Column("p99 ms", 6, right=True),
-    Column("worst", 6, right=True, from_width=100),
-    Column("usual", 6, right=True, from_width=100),
-    Column("late", 5, right=True, from_width=100),
+    Column("worst", 6, right=True, from_width=WIDE),
+    Column("usual", 6, right=True, from_width=WIDE),
+    Column("late", 5, right=True, from_width=WIDE),
     Column(_HISTORY, 8, stretch=True),
     Column("tok/s", 7, right=True),
     Column("run", 3, right=True),
     Column("KV", 4, right=True),
-    Column("held", 4, right=True),
+    Column("held", 4, right=True, from_width=70),
     Column("starts", 6, right=True, from_width=120),
 )
 _METER_CELLS = 16
-_NAME_CELLS = 8
-_STATE_CELLS = 10
 _SLOW = 1.3
 """From here on a second's median is marked: as the watchdog does."""
 _WHY_LINES = 3
@@ -103,7 +101,7 @@ def _absent(worker: WorkerStatus, state: Text, width: int, *, ascii_only: bool) 
     if progress.total:
         facts.append(meter(progress.done / progress.total, _METER_CELLS, ascii_only=ascii_only))
     facts.append(amount(progress))
-    columns = (Column("group", _NAME_CELLS), Column("state", _STATE_CELLS), Column("what", 8, stretch=True))
+    columns = (*COLUMNS[:2], Column("what", 8, stretch=True))
     what = "  ".join(fact for fact in facts if fact)
     lines = [row(columns, {"group": worker.name, "state": state, "what": what}, width)]
     if worker.failure and worker.failure not in what:

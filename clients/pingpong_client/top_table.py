@@ -10,6 +10,8 @@ from rich.text import Text
 
 from pingpong_client.table import clean, clip
 
+WIDE = 100
+"""Cells from which on a screen is a wide one."""
 _GAP = 1
 
 
@@ -25,6 +27,8 @@ class Column:
     """Takes what the others leave; one column of a table does."""
     from_width: int = 0
     """Screens that are narrower go without it."""
+    wide: int = 0
+    """Its width on wide screens; 0: the same."""
 
 
 @dataclass
@@ -37,8 +41,9 @@ class Block:
 def widths(columns: Sequence[Column], width: int) -> dict[str, int]:
     """The cells of each column that a screen of this width shows."""
     shown = [column for column in columns if width >= column.from_width]
-    taken = sum(column.cells for column in shown) + _GAP * (len(shown) - 1)
-    return {column.title: column.cells + (max(0, width - taken) if column.stretch else 0) for column in shown}
+    cells = {column.title: column.wide if column.wide and width >= WIDE else column.cells for column in shown}
+    left = max(0, width - sum(cells.values()) - _GAP * (len(shown) - 1))
+    return {column.title: cells[column.title] + (left if column.stretch else 0) for column in shown}
 
 
 def heading(columns: Sequence[Column], width: int) -> Text:

@@ -50,7 +50,8 @@ class _Section:
             return []
         left = max(0, (len(self.blocks) if self.counted is None else self.counted) - self.shown)
         lines = [line for block in self.blocks[: self.shown] for line in block.lines]
-        tail = [Text(f"... and {left:,} more {self.more}", style="dim")] if left and self.more else []
+        more = self.more if left != 1 else self.more.removesuffix("s")
+        tail = [Text(f"... and {left:,} more {more}", style="dim")] if left and more else []
         return [Text(), self.title, *lines, *tail]
 
     def grow(self, room: int, most: int | None = None) -> int:

@@ -132,19 +132,21 @@ def test_the_whole_screen_at_80_columns():
         "gpu0     cuda:0                  1.02     1%      -       3%     -     -    5.30",
         "gpu1     cuda:1                  1.02     1%      -       3%     -     -    5.30",
         "",
-        "chain    name         placement agents tokens written  now at                age",
-        "00000001 tips         ping-pong    2/5 ━━━━──── 300    critic on gpu1       1:39",
-        '00000002 tips         ping-pong    2/5 ━━━━──── 300    agent "editor"…      1:38',
-        "00000003 tips         -            0/5 ──────── 0      queued               1:37",
-        "00000004 tips         ping-pong    5/5 E2E 8,123 ms    finished             1:36",
+        "chain    name        placement agents tokens written  now at                 age",
+        "00000001 tips        ping-pong    2/5 ━━━━──── 300    critic on gpu1        1:39",
+        '00000002 tips        ping-pong    2/5 ━━━━──── 300    agent "editor" wa…    1:38',
+        "00000003 tips        -            0/5 ──────── 0      queued                1:37",
+        "00000004 tips        ping-pong    5/5 E2E 8,123 ms    finished              1:36",
     ]
 
 
 def test_a_wide_screen_has_more_columns():
-    lines = drawn(seen([group("gpu0")]), 140, 40)
+    lines = drawn(seen([group("gpu0")]), 130, 40)
     title = lines[3]
     assert all(word in title for word in ("worst", "usual", "late", "starts"))
     assert "1.0%" in lines[4]
+    assert "PCIe" not in "\n".join(lines)
+    assert "PCIe in MB/s" in "\n".join(drawn(seen([group("gpu0")]), 160, 40))
     assert "NVIDIA H200 GPU-00000000-1234-5678-9abc-def012345678" in "\n".join(lines)
 
 
@@ -165,6 +167,12 @@ def test_nothing_is_wider_or_longer_than_the_screen_and_the_sick_are_on_it(group
     assert len(ill) >= min(len([at for at in sick if at < groups]), (height - 2 - 2 - 1) // 4)
     if chains and height >= 24 and groups <= 4 and not sick:
         assert sum("━━━━────" in line for line in lines) >= min(chains, 4)
+
+
+def test_the_narrowest_screen_has_its_tables_whole():
+    lines = drawn(seen([group("gpu0"), group("gpu1", 1)], [chain(1)]), 60, 40)
+    assert [line.split()[-1] for line in lines if line.startswith(("group ", "chain "))] == ["KV", "GB", "GB", "age"]
+    assert all(len(line) <= 60 for line in lines)
 
 
 def test_what_does_not_fit_is_counted():
