@@ -92,17 +92,19 @@ class StartBars:
         name = clean(key.removeprefix("group "), lines=False).replace("[", r"\[")
         if key not in self._tasks:
             self._tasks[key] = self._bars.add_task(stage, name=name, unit="", total=None)
-        task = self._tasks[key]
-        total = 1.0 if at_rest else progress.total or None
+        number = self._tasks[key]
+        task = next(task for task in self._bars.tasks if task.id == number)
+        task.total = 1.0 if at_rest else progress.total or None  # `update` keeps an old one where the new one is None
         self._bars.update(
-            task,
+            number,
             description=stage,
-            total=total,
             completed=1.0 if at_rest else progress.done,
             unit="at rest" if at_rest else progress.unit,
         )
         if at_rest:
-            self._bars.stop_task(task)
+            self._bars.stop_task(number)
+        else:
+            task.finished_time = None  # a stage that is complete is not the end: time goes on
 
 
 def amount(progress: Progress) -> str:

@@ -59,6 +59,29 @@ def test_a_line_for_the_daemon_and_for_each_group_and_nothing_at_the_end():
     assert not screen.cursor_hidden
 
 
+def test_a_stage_of_unknown_length_after_a_complete_one_says_nothing_of_it_and_time_goes_on(monkeypatch):
+    now = 100.0
+    stream = io.StringIO()
+    bars = StartBars(Console(file=stream, force_terminal=True, width=80, height=24, get_time=lambda: now))
+    complete = Progress(stage="loading the weights", done=1, total=1, unit="shards")
+    bars.update(workers(state="loading", stage="loading the model", progress=complete))
+    now = 107.0
+    bars.update(workers(state="loading", stage="loading the model", progress=Progress(stage="warming up")))
+    screen = Screen()
+    screen.feed(stream.getvalue())
+    assert screen.lines[0].startswith("w0 warming up ")
+    assert screen.lines[0].endswith("━  0:00:07")
+    now = 110.0
+    bars.update(workers(state="ready", stage="serving"))
+    now = 120.0
+    bars.update(workers(state="ready", stage="serving"))
+    screen = Screen()
+    screen.feed(stream.getvalue())
+    assert screen.lines[0].startswith("w0 serving ")
+    assert screen.lines[0].endswith("━  0:00:10"), "what its start took"
+    bars.close()
+
+
 def test_many_groups_do_not_scroll_the_screen_away():
     stream = io.StringIO()
     bars = StartBars(Console(file=stream, force_terminal=True, width=80, height=24))
