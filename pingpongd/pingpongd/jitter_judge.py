@@ -260,7 +260,7 @@ class Judge:
         for tally in shown:
             for bucket, tokens in tally.buckets.items():
                 buckets[bucket] = buckets.get(bucket, 0.0) + tokens
-        tokens = sum(tally.tokens for tally in shown)
+        tokens, worst_ms = sum(tally.tokens for tally in shown), max(tally.worst_ms for tally in shown)
         slowdown = _mean_ratio(tally for pair in self._seconds for tally in pair)
         if troubles:  # they may have begun in the middle of these seconds
             slowdown = max(slowdown, _mean_ratio((decode, appends)), self._pace.ratio if self._pace.slow else 1.0)
@@ -271,9 +271,9 @@ class Judge:
             late=decode.late + appends.late,
             decode_late=decode.late,
             lost_ms=decode.total_ms + appends.total_ms - decode.expected_ms - appends.expected_ms,
-            p50_ms=quantile_ms(buckets, 0.5),
-            p99_ms=quantile_ms(buckets, 0.99),
-            worst_ms=max([1e3 * second.silent_s if "silence" in troubles else 0.0, *(it.worst_ms for it in shown)]),
+            p50_ms=min(worst_ms, quantile_ms(buckets, 0.5)),
+            p99_ms=min(worst_ms, quantile_ms(buckets, 0.99)),
+            worst_ms=max(worst_ms, 1e3 * second.silent_s if "silence" in troubles else 0.0),
             late_share=sum(tally.late for tally in shown) / tokens if tokens else 0.0,
             usual_ms=sum(tally.usual_ms for tally in shown) / tokens if tokens else 0.0,
             beyond_ms=max(decode.beyond_ms, appends.beyond_ms, 1e3 * second.silent_s),
