@@ -29,7 +29,7 @@ from faults.engine_story import EngineStory
 from faults.matrix import run_matrix
 from faults.outcome import Outcome, table
 from faults.service import CellFault
-from progress_bar import counting
+from progress_bar import Count, counting
 
 
 def real_engines(tell: Callable[[Outcome], None]) -> list[Outcome]:
@@ -75,7 +75,7 @@ def main() -> int:
         else:
             with counting("cells", len(chosen)) as done:
 
-                def count(outcome: Outcome, done: Callable[[], None] = done) -> None:
+                def count(outcome: Outcome, done: Count = done) -> None:
                     tell(outcome)
                     done()
 

@@ -38,6 +38,7 @@ from groups_report import GroupsRow, render, summarize
 from local_daemon import LogEvent, local_daemon
 from pingpong_client import AsyncClient
 from pingpong_worker.figures_file import figures_kind, save_figures
+from progress_bar import counted
 from runs import append_line, read_lines
 from supervisor_meter import CpuReading, bell_connections, descriptors, memory_mib, read_cpu, sweeper_pid
 
@@ -162,7 +163,8 @@ async def _measure_all(options: argparse.Namespace) -> list[GroupsRow]:
     counts = [int(count) for count in options.groups.split(",")]
     scales = [float(scale) for scale in options.time_scale.split(",")]
     rows = []
-    for count, scale in zip(counts, scales * len(counts) if len(scales) == 1 else scales, strict=False):
+    sizes = list(zip(counts, scales * len(counts) if len(scales) == 1 else scales, strict=False))
+    for count, scale in counted(sizes, "sizes"):
         row = await measure(
             GroupsSettings(groups=count, time_scale=scale, token_stretch=options.token_stretch), options
         )

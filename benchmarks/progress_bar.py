@@ -9,10 +9,10 @@ import asyncio
 import atexit
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -30,6 +30,12 @@ _FRAMES_PER_S = 1
 """Few: what draws takes time from what is measured."""
 
 T = TypeVar("T")
+
+
+class Count(Protocol):
+    """Counts what has been done."""
+
+    def __call__(self, done: int = 1) -> None: ...
 
 
 def watched() -> bool:
@@ -57,16 +63,20 @@ def counted(items: Iterable[T], what: str, total: int | None = None) -> Iterator
             done()
 
 
+def _nobody_looks(done: int = 1) -> None:
+    del done
+
+
 @contextmanager
-def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+def counting(what: str, total: int) -> Iterator[Count]:
     """A bar for so many of something; calls of what it yields count them. One inside another stands below it."""
     if not watched():
-        yield lambda: None
+        yield _nobody_looks
         return
     bars = _Counts.shared()
     task = bars.add_task(what, total=total)
     try:
-        yield lambda: bars.advance(task)
+        yield lambda done=1: bars.advance(task, done)
     finally:
         _Counts.drop(bars, task)
 

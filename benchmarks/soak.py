@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from progress_bar import counting
 from provenance import provenance
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -46,10 +47,11 @@ async def soak(options: argparse.Namespace, samples: list[Sample]) -> Summary:
     kill_every_s = options.kill_every or (40.0 if options.real else 2.0)
 
     def tell(sample: Sample) -> None:
+        done(sample.chains - (samples[-1].chains if samples else 0))
         samples.append(sample)
         print(msgspec.json.encode(sample).decode(), file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="pp-") as name:
+    with counting("chains", count) as done, tempfile.TemporaryDirectory(prefix="pp-") as name:
         service = Service(Path(name) / "s")
         config = REAL if options.real else SIMULATED
         jobs: list[Job] = await real_jobs(service, count) if options.real else simulated_jobs(count, options.seed)

@@ -17,7 +17,7 @@ from load_sides import Side
 from pingpong_bus.errors import PingpongError
 from pingpong_client import AsyncClient
 from profiles import Profile, ids_chain
-from progress_bar import counting
+from progress_bar import Count, counting
 from runs import Run, row_name
 from suite_daemons import Daemon, Say
 from suite_plan import Cell, Pace, Row, estimated_s, next_cell, rows_of, sides_of
@@ -81,7 +81,7 @@ class SuiteRun:
             if (had := self._rounds.get(cell.name, 0)) < cell.runs:
                 self._say(f"{cell.name}: {had} of {cell.runs} rounds fitted the time")
 
-    async def _run_rounds(self, ends: float, done: Callable[[], None]) -> None:
+    async def _run_rounds(self, ends: float, done: Count) -> None:
         while cell := next_cell(self._cells, self._rounds, self._costs_s, ends - time.monotonic()):
             index = self._rounds.get(cell.name, 0)
             began = time.monotonic()

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from pingpong_bus.errors import ConfigError
 from pingpong_bus.messages import DeviceState, HostState
 from pingpong_worker.pinning import parse_device
 from pingpongd.config import JitterConfig
@@ -190,7 +191,7 @@ class Probes:
 
     def _gpu_probe(self, devices: Sequence[str]) -> GpuProbe | None:
         """NVML is asked for only where a group has GPUs, and once: a driver that is not there will not come."""
-        if all(isinstance(parse_device(device), list) for device in devices):
+        if not any(_is_gpu(device) for device in devices):
             return None
         if not self._tried_nvml:
             self._tried_nvml = True
@@ -205,3 +206,10 @@ class Probes:
                     descends=lambda pid, family: descends(self._proc, pid, family),
                 )
         return self._gpu
+
+
+def _is_gpu(device: str) -> bool:
+    try:
+        return not isinstance(parse_device(device), list)
+    except ConfigError:  # a simulated engine's, which may be called anything
+        return False

@@ -49,11 +49,12 @@ def sample_of(probes: Probes, name: str = "a") -> ProbeSample:
     return found
 
 
-def test_a_group_on_cores_is_looked_at_and_has_no_gpus(make: Make) -> None:
+@pytest.mark.parametrize("device", ["cpu:0", "simulated:0"])
+def test_a_group_without_gpus_is_looked_at_and_has_none(make: Make, device: str) -> None:
     loaded: list[int] = []
     probes = make(nvml=lambda: loaded.append(1))
     assert probes.latest("a") is None
-    probes.watch("a", [os.getpid()], ["cpu:0"])
+    probes.watch("a", [os.getpid()], [device])
     first = sample_of(probes)
     assert first.host.rss_bytes > 0
     assert first.gpus == []
