@@ -173,7 +173,7 @@ async def _work(config: WorkerConfig) -> int:
 
 def parts(config: WorkerConfig) -> Parts[Any]:
     """A simulated engine with its model in the event loop."""
-    return Parts(lambda: None, lambda: SimulatedEngine(config, InlineModel.start), lambda _: SimulatedPrompts())
+    return Parts(lambda: None, lambda _: SimulatedEngine(config, InlineModel.start), lambda _: SimulatedPrompts())
 
 
 def _tell_collections() -> None:
