@@ -9,6 +9,9 @@ a false one; the fault, for `--hold` seconds; and the time until the group is he
 read ahead beside those answers: their appends have no budget where the configuration says `decode_first.enabled =
 false`. A row is a fault: seconds until the first alarm and until the right cause stood in the log, its sentence, and
 seconds from the fault's end until the group was used again.
+
+With `--routed N`, at last: a chain of five agents in series, on two groups and by `auto`, N times each without a fault,
+and N times while the second group suffers from the first fault of the list.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import argparse
 import asyncio
 import itertools
 import json
+import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +35,7 @@ from injected_faults import FAULTS, Fault, Target
 from local_daemon import LogEvent, local_daemon
 from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.errors import UsageError
-from pingpong_bus.messages import SubmitOptions, WorkerStatus
+from pingpong_bus.messages import Mode, SubmitOptions, WorkerStatus
 from pingpong_client import AsyncClient
 from pingpong_worker.pinning import parse_device
 from pingpongd.config import load_config
@@ -174,16 +178,65 @@ async def measure(
     return rows
 
 
+async def routed(options: argparse.Namespace, folder: Path, cores: dict[str, list[int]]) -> list[dict[str, Any]]:
+    """What chains take, placed by hand and by `auto`, while all is well and while the second group suffers."""
+    rows: list[dict[str, Any]] = []
+    profile = Profile(name="routed", prefix=options.prefix, output=options.output // 2, last_output=options.output // 8)
+    fault = FAULTS[options.faults[0]]
+    seeds = itertools.count(5_000)
+    async with AsyncClient(folder, timeout_s=120.0) as client:
+        workers = (await client.status()).workers
+        disturbances: list[tuple[str, Any]] = [("none", nullcontext())]
+        disturbances.append((fault.name, fault.during(target_of(workers[1], cores[workers[1].name]))))
+        for name, disturbance in disturbances:
+            async with disturbance:
+                await client.run(
+                    ids_chain(profile, seed=next(seeds), vocabulary=4_000), {}, SubmitOptions(mode="ping-pong")
+                )
+                for number in range(options.routed):
+                    modes: list[Mode] = ["serial", "ping-pong", "auto"]
+                    for mode in modes if number % 2 == 0 else modes[::-1]:
+                        chain = ids_chain(profile, seed=next(seeds), vocabulary=4_000)
+                        result = await client.run(chain, {}, SubmitOptions(mode=mode))
+                        row = {
+                            "routed": name,
+                            "mode": mode,
+                            "placement": result.placement,
+                            "e2e_ms": result.e2e_ms,
+                            "workers": [agent.worker for agent in result.agents],
+                            "moved": sum(hop.state == "moved" for agent in result.agents for hop in agent.hops),
+                            "why": result.why,
+                        }
+                        rows.append(row)
+                        print(json.dumps(row), flush=True)
+                        if options.results:
+                            with options.results.open("ab") as out:
+                                out.write(msgspec.json.encode(result) + b"\n")
+    return rows
+
+
 async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Start the daemon and measure."""
     config, seen = load_config(options.config), Seen()
     cores = {group.name: group.cores for group in config.groups}
-    async with local_daemon(options.config, on_event=seen.take) as folder:
-        return await measure(options, folder, seen, cores)
+    with ExitStack() as stack:
+        log = stack.enter_context(options.log.open("w")) if options.log else None
+
+        def take(event: LogEvent) -> None:
+            seen.take(event)
+            if log is not None:
+                log.write(json.dumps(event) + "\n")
+                log.flush()
+
+        async with local_daemon(options.config, on_event=take) as folder:
+            rows = await measure(options, folder, seen, cores)
+            return rows + (await routed(options, folder, cores) if options.routed else [])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows for people."""
+    routed_rows = [row for row in rows if "routed" in row]
+    rows = [row for row in rows if "fault" in row]
     lines = [f"{'fault':9} {'alarm s':>8} {'cause s':>8} {'clear s':>8}  cause, evidence"]
     for row in rows:
         right = "" if row["recognised_s"] is not None else "WRONG: "
@@ -194,6 +247,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['fault']:9} {shown[0]:>8} {shown[1]:>8} {shown[2]:>8}  {right}{row['first_cause']}: {row['why']}"
         )
         lines += [f"{'':9} false alarm: {why}" for why in row["false_alarms"]]
+    for key in dict.fromkeys((row["routed"], row["mode"]) for row in routed_rows):
+        times = [row["e2e_ms"] for row in routed_rows if (row["routed"], row["mode"]) == key]
+        lines.append(f"second group: {key[0]:5} {key[1]:9} {statistics.mean(times):9,.0f} ms")
     return "\n".join(lines)
 
 
@@ -212,7 +268,10 @@ def main() -> int:
     parser.add_argument("--prefix", type=int, default=1500, help="tokens of each agent's own text, for appends")
     parser.add_argument("--ahead", type=int, default=2, help="chains that read ahead at once, for appends")
     parser.add_argument("--ahead-output", type=int, default=64, help="tokens that each of their agents writes")
+    parser.add_argument("--routed", type=int, default=0, metavar="N")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--log", type=Path, help="where the daemon's log is kept")
+    parser.add_argument("--results", type=Path, help="where the routed chains' results are kept")
     options = parser.parse_args()
     options.faults = options.faults.split(",")
     for name in options.faults:
@@ -226,7 +285,8 @@ def main() -> int:
         with options.out.open("a") as out:
             out.writelines(json.dumps(row | about) + "\n" for row in rows)
     print(table(rows))
-    return 0 if all(row["recognised_s"] is not None and row["cleared_s"] is not None for row in rows) else 1
+    injected = [row for row in rows if "fault" in row]
+    return 0 if all(row["recognised_s"] is not None and row["cleared_s"] is not None for row in injected) else 1
 
 
 if __name__ == "__main__":
