@@ -2,8 +2,9 @@
 
 Steps of one cell (`StepCounts`) are alike, so each cell has a usual time of its own. It is learnt from the group's own
 past, in seconds in which nothing was late; old seconds count less and less. While a cell is new, its usual is guessed:
-from what the engine was measured to take (corrected by what known cells take over that), or from a peer, another group
-of the same kind that knows the cell. A guess is only an alarm's ground where it is missed by far.
+from what the engine was measured to take (corrected by what known cells take over that), from a peer, another group of
+the same kind that knows the cell, or from a context near by. A guess is only an alarm's ground where it is missed by
+far.
 
 A group that has been slow from its first second on has no better past to be judged by; its peers have. Where one knows
 the same cell, the usual is never taken to be more than `PEER_ROOM` times theirs.
@@ -41,6 +42,9 @@ _WORST_MEMORY = 0.9998
 """What the past's worst is multiplied by at each second: half of it is left after an hour."""
 _BEYOND_MEASURED = 1.5
 """Figures are no guess for contexts larger than so many times the largest that was measured."""
+_NEIGHBOUR_ROOM = 1.6
+_SHORTEST = 1024
+"""Tokens of context at which the second cell begins."""
 
 Cell = tuple[StepKind, int, int]
 """Kind, answers and context, as in `StepCounts`."""
@@ -172,7 +176,8 @@ class Baseline:
             return Usual(median(told), False, 1.25, 0.1, 0.05, 0.01)
         guess = self._figure_ms(cell)
         if guess is None:
-            return None
+            near = self._neighbour(cell)
+            return None if near is None else msgspec.structs.replace(near, known=False, room=_NEIGHBOUR_ROOM)
         if self._bias is None:
             self._bias = self._figures_bias()
         return Usual(guess * (self._bias or 1.0), False, 1.25 if self._bias else 1.6, 0.1, 0.05, 0.01)
@@ -194,6 +199,15 @@ class Baseline:
         while len(self._cells) > MOST_CELLS:
             self._cells.popitem(last=False)
         self._bias = None
+
+    def _neighbour(self, cell: Cell) -> Usual | None:
+        """What is known of as many answers over half the context, a quarter or twice of it; the first that is."""
+        kind, decodes, context = cell
+        for other in (context // 2, context // 4, context * 2 or _SHORTEST):
+            past = self._cells.get((kind, decodes, other if other >= _SHORTEST else 0))
+            if past is not None and past.known:
+                return past.usual()
+        return None
 
     def _figure_ms(self, cell: Cell) -> float | None:
         """What the engine was measured to take, in the middle of a cell; None beyond what was measured."""

@@ -104,6 +104,16 @@ def test_without_figures_or_peers_nothing_is_known_of_a_new_cell() -> None:
     assert Baseline().usual(ONE) is None
 
 
+def test_a_context_near_by_is_a_guess_and_one_far_away_is_none() -> None:
+    baseline = learnt(16.0)
+    guess = baseline.usual(("decode", 1, 1024))
+    assert guess is not None
+    assert (guess.known, guess.room) == (False, 1.6)
+    assert guess.ms == pytest.approx(16.0, rel=0.05)
+    assert baseline.usual(("decode", 1, 8192)) is None
+    assert baseline.usual(("decode", 2, 0)) is None
+
+
 def test_peers_tell_what_a_new_cell_takes() -> None:
     guess = Baseline().usual(ONE, [learnt(10.0)])
     assert guess is not None
