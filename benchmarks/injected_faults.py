@@ -81,7 +81,10 @@ async def _processes(
     commands: Sequence[Sequence[str]], environment: dict[str, str] | None = None
 ) -> AsyncIterator[None]:
     started = [
-        subprocess.Popen(command, env=os.environ | (environment or {}), stdin=subprocess.DEVNULL)  # noqa: ASYNC220
+        # In a session of its own: where the kernel shares a core out among sessions first, all of ours get one share.
+        subprocess.Popen(  # noqa: ASYNC220
+            command, env=os.environ | (environment or {}), stdin=subprocess.DEVNULL, start_new_session=True
+        )
         for command in commands
     ]
     try:
