@@ -27,6 +27,9 @@ _BUSY = "while True: pass"
 _ON_GPU = """
 import sys, torch
 a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+b = a @ a
+torch.cuda.synchronize()
+print("begins", flush=True)
 while True:
     for _ in range(20):
         b = a @ a
@@ -78,16 +81,24 @@ class Fault(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def _processes(
-    commands: Sequence[Sequence[str]], environment: dict[str, str] | None = None
+    commands: Sequence[Sequence[str]], environment: dict[str, str] | None = None, *, announced: bool = False
 ) -> AsyncIterator[None]:
+    """Run processes; where it is `announced`, they say when they begin to disturb, and until then they only load."""
     started = [
         # In a session of its own: where the kernel shares a core out among sessions first, all of ours get one share.
         subprocess.Popen(  # noqa: ASYNC220
-            command, env=os.environ | (environment or {}), stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            env=os.environ | (environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if announced else None,
+            start_new_session=True,
         )
         for command in commands
     ]
     try:
+        for process in started:
+            if process.stdout is not None:
+                await asyncio.to_thread(process.stdout.readline)
         yield
         dead = [process.returncode for process in started if process.poll() is not None]
         if dead:
@@ -96,6 +107,8 @@ async def _processes(
         for process in started:
             process.kill()
             process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def starve(target: Target) -> AbstractAsyncContextManager[None]:
@@ -107,7 +120,7 @@ def starve(target: Target) -> AbstractAsyncContextManager[None]:
 
 def load_gpu(target: Target) -> AbstractAsyncContextManager[None]:
     """Another process that multiplies matrices on the engine's GPU."""
-    return _processes([[sys.executable, "-c", _ON_GPU]], {"CUDA_VISIBLE_DEVICES": target.gpu})
+    return _processes([[sys.executable, "-c", _ON_GPU]], {"CUDA_VISIBLE_DEVICES": target.gpu}, announced=True)
 
 
 def hog_memory(target: Target) -> AbstractAsyncContextManager[None]:  # noqa: ARG001 - it is the machine's memory

@@ -106,9 +106,11 @@ def target_of(worker: WorkerStatus, cores: Sequence[int]) -> Target:
     )
 
 
-async def judged(seen: Seen, began: float, causes: Sequence[str], workers: Sequence[str]) -> dict[str, Any]:
-    """What the log says of a fault so far."""
-    alarms = seen.since(began, _ALARMS, workers)
+async def judged(
+    seen: Seen, loading: float, began: float, causes: Sequence[str], workers: Sequence[str]
+) -> dict[str, Any]:
+    """What the log says of a fault so far: times since it `began`, alarms since it was `loading`."""
+    alarms = seen.since(loading, _ALARMS, workers)
     right = [(when, event) for when, event in alarms if event["cause"] in causes]
     return {
         "first_alarm_s": round(alarms[0][0] - began, 2) if alarms else None,
@@ -149,16 +151,18 @@ async def measure(
                 worker = status.workers[0]
                 hit = names if name in (APPENDS, "memory") else [worker.name]
                 causes = ("own_appends",) if name == APPENDS else FAULTS[name].causes
-                began = time.monotonic()
+                loading = time.monotonic()
                 if name == APPENDS:
                     loads = [
-                        read_ahead(client, options.prefix, options.ahead_output, seed) for seed in range(options.ahead)
+                        read_ahead(client, options.prefix, options.ahead_output, seed)
+                        for seed in range(round_number * options.ahead, (round_number + 1) * options.ahead)
                     ]
                     disturbance: Any = running(*loads)
                 else:
                     fault: Fault = FAULTS[name]
                     disturbance = fault.during(target_of(worker, cores[worker.name]))
                 async with disturbance:
+                    began = time.monotonic()
                     await asyncio.sleep(options.hold)
                 cleared = await healthy_again(client, hit)
                 row = {
@@ -166,7 +170,7 @@ async def measure(
                     "round": round_number,
                     "workers": hit,
                     "expected": list(causes),
-                    **await judged(seen, began, causes, hit),
+                    **await judged(seen, loading, began, causes, hit),
                     "cleared_s": cleared,
                     "false_alarms": [event["why"] for event in false_alarms],
                     "usual_ms": worker.itl.usual_ms,
