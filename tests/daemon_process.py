@@ -49,23 +49,31 @@ StartDaemon = Callable[..., Awaitable["DaemonProcess"]]
 
 
 def orphaned_segments() -> set[str]:
-    """Names in /dev/shm, of this user's, that no process maps."""
-    mapped = ""
+    """Names in /dev/shm, of this user's, that no process maps.
+
+    By device and inode: a semaphore's maker maps it under a name that is gone once it has its own, for sem_open(3) links
+    it there when it is complete.
+    """
+    names = {_place(entry): entry.name for entry in Path("/dev/shm").iterdir()}
+    mapped = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            mapped += "".join(line for line in maps.read_text().splitlines(keepends=True) if "/dev/shm/" in line)
+            fields = [line.split() for line in maps.read_text().splitlines() if "/dev/shm/" in line]
         except OSError:  # it has ended, or is not ours
             continue
-    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name not in mapped and _is_ours(entry)}
+        mapped |= {(it[3], it[4]) for it in fields}
+    return {name for place, name in names.items() if place is not None and place not in mapped}
 
 
-def _is_ours(entry: Path) -> bool:
-    """Whether it is a segment of this user's: what others hold cannot be seen, and a folder is a test's."""
+def _place(entry: Path) -> tuple[str, str] | None:
+    """Device and inode of this user's segment, as /proc writes them: what others hold is not seen, a folder is a test's."""
     try:
         found = entry.lstat()
-        return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
     except FileNotFoundError:
-        return False
+        return None
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+        return None
+    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}", str(found.st_ino)
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = HANG_SECONDS) -> None:
