@@ -51,8 +51,8 @@ StartDaemon = Callable[..., Awaitable["DaemonProcess"]]
 def orphaned_segments() -> set[str]:
     """Names in /dev/shm, of this user's, that no process maps.
 
-    By device and inode: a semaphore's maker maps it under a name that is gone once it has its own, for sem_open(3) links
-    it there when it is complete.
+    By device and inode: a semaphore's maker maps it under another name, for sem_open(3) gives it its own, by a link,
+    when it is complete.
     """
     names = {_place(entry): entry.name for entry in Path("/dev/shm").iterdir()}
     mapped = set()
@@ -66,7 +66,7 @@ def orphaned_segments() -> set[str]:
 
 
 def _place(entry: Path) -> tuple[str, str] | None:
-    """Device and inode of this user's segment, as /proc writes them: what others hold is not seen, a folder is a test's."""
+    """Device and inode as /proc writes them; None for folders, which tests make, and what others hold, unseen by us."""
     try:
         found = entry.lstat()
     except FileNotFoundError:
