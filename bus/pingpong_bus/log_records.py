@@ -43,10 +43,10 @@ class DecodeSteps(_Record, frozen=True):
 
 
 class DecodeJitter(_Record, frozen=True):
-    """An episode has begun: a group's tokens come late."""
+    """An episode has begun: a group's tokens come late; written at the end of its first second."""
 
     episode: str
-    """Unique: INSTANCE-START-NUMBER."""
+    """Unique: INSTANCE-START-WORKER-NUMBER; START is six hexadecimal digits, others at each start of a daemon."""
     worker: str
     devices: list[str]
     cause: JitterCause
@@ -75,7 +75,7 @@ class DecodeJitterCause(_Record, frozen=True):
 
 
 class DecodeJitterEnded(_Record, frozen=True):
-    """An episode is over: the group has been quiet for `jitter.quiet_s`, and gets hops again."""
+    """An episode is over: the group has been quiet for `jitter.quiet_s`, or its worker has ended."""
 
     episode: str
     worker: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
@@ -27,19 +28,25 @@ _MOST_GROUPS: Final = 1000
 _MOST_CHAINS: Final = 100_000
 _MOST_MOVES: Final = 200
 _MOST_CHANGES: Final = 20
+_NOTICED_S: Final = 1.0
+"""An episode is logged at the end of the second that it begins with."""
 _DAEMON_ENDS: Final = frozenset({"daemon_started", "daemon_stopped", "daemon_failed"})
 
 
 class _Instance(msgspec.Struct):
     instance: str = ""
-    """Begins the ids of its episodes. Where a line does not say, all are meant."""
+    """Where a line does not say, all are meant."""
+
+    def has(self, episode: str) -> bool:
+        """Whether an episode is its own. Names of instances may have hyphens, so that one can begin with another."""
+        return not self.instance or re.match(rf"{re.escape(self.instance)}-[0-9a-f]{{6}}-", episode) is not None
 
 
 class _Episode:
     """An episode that is still heard of."""
 
     def __init__(self, at: float, record: DecodeJitter | DecodeJitterCause | DecodeJitterEnded) -> None:
-        self.id, self.worker, self.began = record.episode, record.worker, at
+        self.id, self.worker, self.began = record.episode, record.worker, at - _NOTICED_S
         self.devices: list[str] = []
         self.cause: JitterCause = record.cause
         self.why, self.evidence, self.changes = "", dict[str, float](), list[CauseChange]()
@@ -260,9 +267,9 @@ class JitterBuilder:
 
     def _cut(self, line: LogLine) -> None:
         """A daemon begins or ends: what went on there is over, and nobody says how."""
-        at, instance = line.at, msgspec.json.decode(line.data, type=_Instance).instance
+        at, instance = line.at, msgspec.json.decode(line.data, type=_Instance)
         for episode in self._episodes.values():
-            if episode.state == "going on" and episode.began <= at and episode.id.startswith(instance):
+            if episode.state == "going on" and episode.began <= at and instance.has(episode.id):
                 episode.state, episode.ended = "cut", at
         for worker in list(self._degraded):
             self._avoid(worker, at)

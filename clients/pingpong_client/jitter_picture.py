@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pingpong_bus.messages import JitterCause
 from pingpong_client.jitter_report import Episode, Group, JitterReport
@@ -15,7 +15,6 @@ from pingpong_client.plotting import (
     GREEN,
     GREY,
     INK,
-    LIGHT,
     ORANGE,
     PURPLE,
     SKY,
@@ -40,11 +39,12 @@ LOOKS: Final[dict[JitterCause, tuple[str, str]]] = {
     "memory_pressure": (GREEN, ""),
     "garbage_collection": (YELLOW, ""),
     "own_appends": (ORANGE, "///"),
-    "engine_stall": (SKY, "\\\\\\"),
+    "engine_stall": (BLUE, "\\\\\\"),
     "device_fault": (VERMILION, "xxx"),
     "unknown": (GREY, ""),
 }
 _MOST_GROUPS: Final = 12
+_LEGEND_COLUMNS: Final = 5
 _GROUP_INCHES, _CAUSE_INCHES = 2.1, 0.3
 # How ticks are written that are years, months, days, hours, minutes or seconds apart; how one is that begins the next
 # larger; and what stands at the axis's end.
@@ -81,11 +81,8 @@ def draw(report: JitterReport) -> Figure:
         rows[len(groups) - 1].set_xlabel("time, UTC", fontsize=9)
     if causes:
         _costs(rows[-1], report)
-    handles = _handles(report)
     if drawn:
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False, fontsize=8
-        )
+        _legend(figure, report)
     return figure
 
 
@@ -113,17 +110,13 @@ def _group(
 
     first, last = span
     for episode in episodes:
-        colour, hatch = LOOKS[episode.cause]
         ended = episode.ended if episode.ended is not None else max(last, report.ended or last)
         # An episode of seconds in a report of a day is still to be seen.
         ended = max(ended, episode.began + (last - first) / 400)
         axes.axvspan(
             _date(episode.began),
             _date(ended),
-            facecolor=colour,
-            hatch=hatch,
-            edgecolor="white" if hatch else "none",
-            alpha=0.35,
+            **_band(episode.cause),
             linewidth=0,
             zorder=0.5,
         )
@@ -134,9 +127,11 @@ def _group(
     name = clip(clean(group.worker, lines=False), 24)
     title = f"{name}   {clip(devices_text(group.devices), 60)}   {group.tokens:,} tokens"
     if group.episodes:
-        title += f"   {group.episodes} episode{'s' if group.episodes > 1 else ''}, {seconds_of(group.lost_ms)} lost"
-    dress(axes, title, "", "ms between tokens")
-    _scale(axes, group)
+        title += f"   {_counted(group.episodes)}"
+        title += f", {seconds_of(group.lost_ms)} lost" if group.late_seconds else ""
+        unfinished = _unfinished(episodes)
+        title += f", {f'{unfinished} ' if unfinished < group.episodes else ''}not over" if unfinished else ""
+    dress(axes, title, "", "ms between tokens" + (", log" if _scale(axes, group) == "log" else ""))
     axes.set_xlim(_date(first), _date(last))
     locator = AutoDateLocator(tz=UTC)
     axes.xaxis.set_major_locator(locator)
@@ -167,7 +162,22 @@ def _runs(points: Sequence[Point]) -> list[list[Point]]:
     return runs
 
 
-def _scale(axes: Axes, group: Group) -> None:
+def _band(cause: JitterCause) -> dict[str, Any]:
+    """How an episode's time is shaded; lines and their hatch stay readable on it."""
+    colour, hatch = LOOKS[cause]
+    return {"facecolor": (colour, 0.4), "edgecolor": (colour, 0.8) if hatch else "none", "hatch": hatch}
+
+
+def _unfinished(episodes: Sequence[Episode]) -> int:
+    """Those of which nobody knows what they cost."""
+    return sum(episode.state != "over" for episode in episodes)
+
+
+def _counted(episodes: int) -> str:
+    return f"{episodes:,} episode{'s' if episodes != 1 else ''}"
+
+
+def _scale(axes: Axes, group: Group) -> str:
     """Linear, as differences of a third are what matters; logarithmic where stalls would leave them no room."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -184,6 +194,7 @@ def _scale(axes: Axes, group: Group) -> None:
         axes.set_ylim(low / 1.5, high * 1.5)
     else:
         axes.set_ylim(0, 1.1 * high)
+    return axes.get_yscale()
 
 
 def _costs(axes: Axes, report: JitterReport) -> None:
@@ -194,12 +205,15 @@ def _costs(axes: Axes, report: JitterReport) -> None:
     for place, one in zip(at, report.causes, strict=True):
         colour, hatch = LOOKS[one.cause]
         axes.barh(place, one.lost_ms / 1e3, height=0.7, color=colour, hatch=hatch, edgecolor="white", alpha=0.85)
-        text = f"{seconds_of(one.lost_ms)}: {one.episodes} episode{'s' if one.episodes != 1 else ''}, "
+        text = f"{seconds_of(one.lost_ms)}: {_counted(one.episodes)}, "
         text += f"{one.chains} chain{'s' if one.chains != 1 else ''}"
         axes.annotate(
             text, (one.lost_ms / 1e3, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
         )
-    dress(axes, "What episodes that are over have cost: s lost, all answers together", "", "", grid="x")
+    title = "Seconds lost by cause, all answers together"
+    if unfinished := _unfinished(report.episodes):
+        title += f"; what is not over ({_counted(unfinished)}) is not counted"
+    dress(axes, title, "", "", grid="x")
     axes.set_yticks(list(at), [words(one.cause) for one in report.causes])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -208,22 +222,26 @@ def _costs(axes: Axes, report: JitterReport) -> None:
     axes.set_xlim(0, 1.35 * most or 1.0)  # room for the words behind the longest bar
 
 
-def _handles(report: JitterReport) -> list[Artist]:
+def _legend(figure: Figure, report: JitterReport) -> None:
+    """The lines in a row, and rows of causes below; a legend fills its columns one after the other."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    lines: list[Artist] = [
-        Line2D([], [], color=BLUE, linewidth=1.4, label="median"),
-        Line2D([], [], color=VERMILION, linewidth=1.2, label="p99"),
-        Line2D([], [], color=GREY, linewidth=0.7, label="worst"),
-        Line2D([], [], color=INK, linewidth=0.8, linestyle=":", label="usual median"),
+    rows: list[list[Artist]] = [
+        [
+            Line2D([], [], color=BLUE, linewidth=1.4, label="median"),
+            Line2D([], [], color=VERMILION, linewidth=1.2, label="p99"),
+            Line2D([], [], color=GREY, linewidth=0.7, label="worst"),
+            Line2D([], [], color=INK, linewidth=0.8, linestyle=":", label="usual median"),
+        ]
     ]
     causes = [cause for cause in LOOKS if any(episode.cause == cause for episode in report.episodes)]
-    for cause in causes:
-        colour, hatch = LOOKS[cause]
-        edge = "white" if hatch else LIGHT
-        lines.append(Patch(facecolor=colour, hatch=hatch, edgecolor=edge, alpha=0.6, label=f"episode: {words(cause)}"))
-    return lines
+    patches: list[Artist] = [Patch(**_band(cause), linewidth=0, label=f"episode: {words(cause)}") for cause in causes]
+    rows += [patches[at : at + _LEGEND_COLUMNS] for at in range(0, len(patches), _LEGEND_COLUMNS)]
+    empty = Patch(visible=False, label=" ")
+    wide = max(map(len, rows))
+    handles = [(row + [empty] * wide)[at] for at in range(wide) for row in rows]
+    figure.legend(handles=handles, loc="outside lower center", ncols=wide, frameon=False, fontsize=8)
 
 
 def _date(at: float) -> float:

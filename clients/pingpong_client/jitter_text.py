@@ -105,7 +105,7 @@ def group_row(group: Group) -> list[str]:
         percent(group.late, group.tokens),
         number(group.episodes),
         long(group.avoided_seconds) if group.avoided_seconds else "-",
-        seconds_of(group.lost_ms) if group.episodes else "-",
+        seconds_of(group.lost_ms) if group.late_seconds else "-",
     ]
 
 

@@ -66,8 +66,13 @@ async def growing_chunks(paths: Sequence[Path]) -> AsyncIterator[tuple[Path, byt
                 if _replaced(path, file):
                     if data := file.read(_CHUNK):  # what came between the last look and the rotation
                         yield path, data
+                    try:
+                        files[path] = _open(path)
+                    except DataError:
+                        if path.exists():
+                            raise
+                        continue  # it was rotated away once more
                     file.close()
-                    files[path] = _open(path)
                     quiet = False
             await asyncio.sleep(_POLL_S if quiet else 0)
     finally:

@@ -4,9 +4,36 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from pingpong_bus.errors import UsageError
+from pingpong_client import plotting
+
+_Reported = TypeVar("_Reported")
+_DRAWN = frozenset({".html", ".png", ".svg"})
+
+
+def writer_of(path: Path, forms: Mapping[str, Callable[[_Reported], bytes]]) -> Callable[[_Reported], bytes]:
+    """What makes a report's file, by the path's suffix; whether it can is found out before the work, which may be long.
+
+    Args:
+        path: of the file.
+        forms: what makes the content, by suffix.
+
+    Raises:
+        UsageError: the suffix says nothing, the file cannot be made, or what draws is not installed.
+    """
+    form = path.suffix.lower()
+    if form not in forms:
+        raise UsageError(
+            f"{path} does not say what to write.", field="--output", hint=f"End its name in {', '.join(forms)}."
+        )
+    if form in _DRAWN:
+        plotting.require()
+    check_writable(path)
+    return forms[form]
 
 
 def write_file(path: Path, data: bytes) -> None:

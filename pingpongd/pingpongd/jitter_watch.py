@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from pingpong_bus.log_records import Record
+from pingpong_bus.log_records import DecodeJitterEnded, Record
 from pingpong_bus.messages import GroupHealth, Heartbeat
 from pingpongd.config import DaemonConfig, JitterConfig
 from pingpongd.itl_window import ItlWindow
@@ -113,8 +113,12 @@ class JitterWatch:
                 self._judge(watched, now)
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more; what episodes that go on have cost is logged."""
         self._probes.stop()
+        for watched in self._watched.values():
+            for record in watched.group.end(self._clock(), "the daemon stops"):
+                if isinstance(record, DecodeJitterEnded):  # nobody knows that the group is well
+                    log_record(record)
 
     def apply(self) -> None:
         """The configuration was read again."""

@@ -290,7 +290,7 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
         ),
         "decode_jitter_ended": Event(
             _INFO,
-            "an episode is over: the group has been quiet for `jitter.quiet_s`",
+            "an episode is over: the group has been quiet for `jitter.quiet_s`, or its worker has ended",
             (
                 "episode",
                 "worker",

@@ -33,7 +33,7 @@ def test_an_hour_with_an_episode() -> None:
     assert max(point.p99_ms for point in shaky.points) == 31.0
     [episode] = report.episodes
     assert (episode.state, episode.cause, episode.why) == ("over", "thermal_throttle", CLOCK)
-    assert (episode.began, episode.ended) == (BEGAN + 1203, BEGAN + 1233)
+    assert (episode.began, episode.ended) == (BEGAN + 1202, BEGAN + 1232)
     assert [(one.at - BEGAN, one.cause) for one in episode.causes] == [(1203, "unknown"), (1205, "thermal_throttle")]
     assert (episode.seconds, episode.tokens, episode.late, episode.worst_ms) == (30.0, 1800, 900, 75.0)
     [cause] = report.causes
@@ -55,6 +55,14 @@ def test_the_order_of_files_does_not_matter_to_what_is_counted() -> None:
     assert other.causes == forward.causes
 
 
+def test_an_episode_lasts_from_its_first_late_token_to_its_last() -> None:
+    """As a daemon on two H200s wrote it: the end is 5 s before "no late token for 5 s"."""
+    recovering = GroupHealthChanged(worker="gpu1", state="recovering", was="degraded", cause=None, why="")
+    lines = [written(21.25, jitter()), written(32.26, recovering), written(37.27, ended(seconds=7.0))]
+    [episode] = report_of(lines).episodes
+    assert (episode.began, episode.ended) == pytest.approx((BEGAN + 20.25, BEGAN + 27.25), abs=0.01)
+
+
 def test_lines_outside_the_time_are_left_out() -> None:
     report = report_of(an_hour(), since=BEGAN + 600, until=BEGAN + 660.05)
     assert (report.began, report.ended) == (BEGAN + 600, BEGAN + 660)
@@ -65,21 +73,21 @@ def test_lines_outside_the_time_are_left_out() -> None:
 def test_an_episode_that_goes_on_and_one_that_its_daemon_did_not_survive() -> None:
     degraded = GroupHealthChanged(worker="gpu1", state="degraded", was="healthy", cause="unknown", why="late")
     lines = [
-        written(0, jitter("default-1-1")),
+        written(0, jitter("default-00c0de-gpu1-1")),
         written(1, degraded),
-        written(2, jitter("other-1-1")),
+        written(2, jitter("default-2-00c0de-gpu1-1")),
         line(60, "daemon_started", instance="default", pid=8, socket="/run/x"),
-        written(70, jitter("default-2-1", cause="power_throttle")),
+        written(70, jitter("default-0beef0-gpu1-1", cause="power_throttle")),
         written(80, degraded),
         written(90, steps("gpu1", GPU1)),
     ]
     report = report_of(lines)
     assert {one.id: one.state for one in report.episodes} == {
-        "default-1-1": "cut",
-        "other-1-1": "going on",
-        "default-2-1": "going on",
+        "default-00c0de-gpu1-1": "cut",
+        "default-2-00c0de-gpu1-1": "going on",
+        "default-0beef0-gpu1-1": "going on",
     }
-    cut = next(one for one in report.episodes if one.id == "default-1-1")
+    cut = next(one for one in report.episodes if one.id == "default-00c0de-gpu1-1")
     assert (cut.ended, cut.lost_ms) == (BEGAN + 60, None)
     assert report.causes == []  # nobody knows yet what they cost
     assert report.groups[0].episodes == 3

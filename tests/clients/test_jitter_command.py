@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
 from xml.dom import minidom
 
@@ -18,6 +19,7 @@ import pytest
 from jitter_log import BEGAN, CLOCK, GPU0, GPU1, an_hour, ended, jitter, steps, written
 from picture_words import crowded
 from pingpong_bus.errors import UsageError
+from pingpong_client import log_sources
 from pingpong_client.cli import main
 from pingpong_client.jitter_builder import JitterBuilder
 from pingpong_client.jitter_picture import draw
@@ -51,7 +53,7 @@ def test_text_names_devices_causes_and_costs(log: Path, capsys: pytest.CaptureFi
     assert main(["jitter", str(log)]) == 0
     text = capsys.readouterr().out
     assert "2026-11-30 10:00:00 to 11:00:00 UTC, 1 h 00 min; 727 lines\n" in text
-    assert "10:20:03  gpu1    thermal throttle  30 s  2.00 x      75.0  50 %  12.0 s       2  " + CLOCK in text
+    assert "10:20:02  gpu1    thermal throttle  30 s  2.00 x      75.0  50 %  12.0 s       2  " + CLOCK in text
     assert "thermal throttle         1  30 s  12.0 s       2" in text
     assert "1 hop moved, which by prediction saved 1.80 s" in text
     strip = next(line for line in text.splitlines() if line.startswith("gpu1  ") and "█" in line)
@@ -107,7 +109,7 @@ def test_html_is_one_file_that_needs_no_other(tmp_path: Path, log: Path) -> None
     hostile = jitter("default-1-9", why="<script>alert(1)</script> & more", worker="<b>gpu9", devices=["cpu:0"])
     with log.open("ab") as file:
         file.write(written(2000, hostile) + b"\n")
-    out = tmp_path / "made" / "report.html"
+    out = tmp_path / "report.html"
     assert main(["jitter", str(log), "-o", str(out)]) == 0
     text = out.read_text()
     page = _Page()
@@ -122,7 +124,7 @@ def test_html_is_one_file_that_needs_no_other(tmp_path: Path, log: Path) -> None
     assert "<script>alert(1)</script> & more" in words
     assert CLOCK in words
     assert GPU1 in words
-    assert list(out.parent.iterdir()) == [out]
+    assert sorted(tmp_path.iterdir()) == [log, out]
 
 
 def test_pictures_of_the_same_log_are_the_same(tmp_path: Path, log: Path) -> None:
@@ -156,6 +158,17 @@ def test_no_words_of_a_picture_overlap_or_leave_it(lines: list[bytes]) -> None:
     assert crowded(draw(report(lines))) == []
 
 
+def test_what_is_not_over_has_no_cost_yet() -> None:
+    lines = [written(0, steps("gpu1", GPU1)), written(5, jitter()), written(10, steps("gpu1", GPU1))]
+    [axes] = draw(report(lines)).axes
+    assert axes.get_title("left").endswith("1 episode, not over")
+    assert report_lines(report(lines))[3].endswith(" -")
+    lines += [written(40, ended()), written(60, jitter("default-1-2"))]
+    group, costs = draw(report(lines)).axes
+    assert group.get_title("left").endswith("2 episodes, 12.0 s lost, 1 not over")
+    assert costs.get_title("left").endswith("what is not over (1 episode) is not counted")
+
+
 def test_compressed_files_pipes_and_several_files(tmp_path: Path) -> None:
     lines = an_hour()
     first, second = tmp_path / "log.2.gz", tmp_path / "log.1"
@@ -182,7 +195,8 @@ WRONG = {
     "times the wrong way round": (["LOG", "--since", "1h", "--until", "2h"], 2),
     "another log": (["OTHER"], 65),
     "an empty log": (["EMPTY"], 65),
-    "a place that cannot be written": (["LOG", "-o", "/proc/x.txt"], 65),
+    "a place that cannot be written": (["LOG", "-o", "/proc/x.txt"], 2),
+    "a folder that is not there": (["LOG", "-o", "/nonexistent/x.txt"], 2),
 }
 
 
@@ -307,6 +321,28 @@ async def test_a_log_that_grows_and_is_rotated_is_followed(tmp_path: Path) -> No
     code, out, err = await following.interrupt()
     assert (code, err) == (130, "")
     assert "2 episodes of late tokens" in out
+
+
+async def test_a_log_that_is_rotated_away_while_it_is_looked_at_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, real = tmp_path / "log", log_sources._replaced
+    log.write_bytes(b"1\n")
+
+    def rotated(path: Path, file: FileIO) -> bool:
+        monkeypatch.setattr(log_sources, "_replaced", real)
+        path.unlink()
+        return True
+
+    monkeypatch.setattr(log_sources, "_replaced", rotated)
+    chunks = log_sources.growing_chunks([log])
+    assert await anext(chunks) == (log, b"1\n")
+    coming = asyncio.ensure_future(anext(chunks))
+    async with asyncio.timeout(HANG_S):
+        while log.exists():
+            await asyncio.sleep(0.01)
+        log.write_bytes(b"2\n")
+        assert await coming == (log, b"2\n")
 
 
 async def test_standard_input_is_followed_to_its_end_and_files_are_written(tmp_path: Path) -> None:

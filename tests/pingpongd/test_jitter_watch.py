@@ -248,6 +248,16 @@ def test_a_new_worker_begins_healthy_and_its_processes_are_watched(lines: LogCap
     assert worker.health.state == "healthy"
 
 
+def test_the_daemons_end_tells_what_an_episode_has_cost(lines: LogCapture) -> None:
+    desk = Desk()
+    desk.run(40)
+    desk.run(4, slow=2.0)
+    desk.watch.close()
+    assert [line["lost_ms"] > 0 for line in named(lines, "decode_jitter_ended")] == [True]
+    assert [line["state"] for line in named(lines, "group_health")] == ["degraded"]  # it is not well for that
+    assert desk.changes == [("a", "degraded")]
+
+
 def test_nothing_is_judged_or_probed_where_it_is_switched_off(lines: LogCapture) -> None:
     desk = Desk(enabled=False)
     desk.run(40)

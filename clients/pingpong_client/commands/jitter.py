@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pingpong_bus.errors import DataError, UsageError
+from pingpong_client import plotting
 from pingpong_client.commands.arguments import add_json
 from pingpong_client.commands.context import Context
 from pingpong_client.jitter_builder import JitterBuilder
@@ -20,6 +20,7 @@ from pingpong_client.jitter_text import event_line, report_lines
 from pingpong_client.log_lines import Lines
 from pingpong_client.log_sources import file_chunks, growing_chunks, journal_chunks, pipe_chunks
 from pingpong_client.log_times import parse_time
+from pingpong_client.output_file import write_file, writer_of
 
 HELP = "report from a daemon's log how steadily its devices decoded, and why not"
 _UNIT = "pingpongd"
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def run(context: Context) -> int:
     args = context.args
     outputs: list[Path] = args.output
-    writers = {path: _writer(path) for path in outputs}
+    writers = {path: writer_of(path, _FORMS) for path in outputs}
     if args.since is not None and args.until is not None and args.since > args.until:
         raise UsageError("--since is later than --until.", hint="Swap them.")
     builder = JitterBuilder(args.since, args.until)
@@ -117,35 +118,15 @@ def _finish(context: Context, builder: JitterBuilder, writers: dict[Path, Callab
 def _write_files(report: JitterReport, writers: dict[Path, Callable[[JitterReport], bytes]]) -> None:
     """Each at once: whoever looks at a file that is written again and again sees a whole one."""
     for path, writer in writers.items():
-        data = writer(report)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            beside.write_bytes(data)
-            beside.replace(path)
-        except OSError as error:
-            beside.unlink(missing_ok=True)
-            raise DataError(f"{path} cannot be written: {error.strerror}.", hint="Name another file.") from None
+        write_file(path, writer(report))
 
 
-def _writer(path: Path) -> Callable[[JitterReport], bytes]:
-    """What makes a file's content of a report."""
-    match path.suffix.lower():
-        case ".txt":
-            return lambda report: "".join(f"{line}\n" for line in report_lines(report, _TEXT_WIDTH)).encode()
-        case ".json":
-            return lambda report: msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-        case ".html" | ".htm":
-            return _html
-        case ".png":
-            return _png
-        case ".svg":
-            return _svg
-        case other:
-            raise UsageError(
-                f'{path}: there is no report in the form "{other.lstrip(".")}".',
-                hint="Choose .html, .png, .svg, .json or .txt.",
-            )
+def _text(report: JitterReport) -> bytes:
+    return "".join(f"{line}\n" for line in report_lines(report, _TEXT_WIDTH)).encode()
+
+
+def _json(report: JitterReport) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
 def _html(report: JitterReport) -> bytes:
@@ -156,16 +137,23 @@ def _html(report: JitterReport) -> bytes:
 
 def _png(report: JitterReport) -> bytes:
     from pingpong_client.jitter_picture import draw
-    from pingpong_client.plotting import png
 
-    return png(draw(report))
+    return plotting.png(draw(report))
 
 
 def _svg(report: JitterReport) -> bytes:
     from pingpong_client.jitter_picture import draw
-    from pingpong_client.plotting import svg
 
-    return svg(draw(report))
+    return plotting.svg(draw(report))
+
+
+_FORMS: dict[str, Callable[[JitterReport], bytes]] = {
+    ".html": _html,
+    ".png": _png,
+    ".svg": _svg,
+    ".json": _json,
+    ".txt": _text,
+}
 
 
 async def _source(context: Context) -> AsyncIterator[list[bytes]]:

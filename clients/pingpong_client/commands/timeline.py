@@ -10,7 +10,7 @@ from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import ChainResult
 from pingpong_client import plotting
 from pingpong_client.commands.context import Context
-from pingpong_client.output_file import check_writable, write_file
+from pingpong_client.output_file import write_file, writer_of
 from pingpong_client.result_file import read_result
 from pingpong_client.timeline_spans import chain_end_ms, hops_of
 from pingpong_client.timeline_text import timeline_lines
@@ -42,7 +42,7 @@ async def run(context: Context) -> int:
     chains, output = context.args.chains, context.args.output
     if len(chains) > _MOST or chains.count("-") > 1:
         raise UsageError(f"at most {_MOST} chains are shown, and one of standard input.", hint="Name fewer.")
-    write = _writer(output) if output is not None else None
+    write = writer_of(output, _FORMS) if output is not None else None
     results = await _results(context, chains)
     if write is not None:
         write_file(output, write(results))
@@ -63,23 +63,6 @@ async def _results(context: Context, chains: Sequence[str]) -> list[ChainResult]
 
 def _is_file(name: str) -> bool:
     return name == "-" or name.endswith(".json") or "/" in name
-
-
-def _writer(output: Path) -> Callable[[Sequence[ChainResult]], bytes]:
-    """What makes the file's content; whether it can is found out before the daemon is asked.
-
-    Raises:
-        UsageError: the suffix says nothing, the file cannot be made, or what draws is not installed.
-    """
-    form = output.suffix.lower()
-    if form not in _FORMS:
-        raise UsageError(
-            f"{output} does not say what to write.", field="--output", hint=f"End its name in {', '.join(_FORMS)}."
-        )
-    if form in (".html", ".png", ".svg"):
-        plotting.require()
-    check_writable(output)
-    return _FORMS[form]
 
 
 def _text(results: Sequence[ChainResult], width: int) -> list[str]:
