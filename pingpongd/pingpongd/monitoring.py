@@ -86,6 +86,8 @@ class Monitoring:
             self._server.start()
             host, port = self._server.address
             _log.info("http_serving", host=host, port=port)
+        if self._traces is not None:
+            self._traces.start()
 
     async def stop(self) -> None:
         """Send the spans that wait, for some seconds at most, and give the port back."""

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from pingpong_bus.chain import Agent, Chain
-from pingpong_bus.messages import AgentResult, ChainResult
+from pingpong_bus.messages import AgentResult, ChainResult, HopEntry
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
 PROVIDER: Final = "pingpong"
@@ -204,16 +204,22 @@ def _hop_spans(traced: TracedChain, found: AgentResult, parent: int) -> list[Spa
             start_ns=traced.at(hop.started_ms),
             end_ns=traced.at(hop.ended_ms),
             parent=parent,
-            attributes={
-                "pingpong.worker": hop.worker,
-                "pingpong.hop.state": hop.state,
-                "pingpong.hop.tokens_before": hop.tokens_before,
-                "pingpong.hop.tokens": hop.tokens,
-                "pingpong.hop.why": hop.why,
-            },
+            attributes=_of_hop(hop, texts=traced.texts),
         )
         for hop in found.hops
     ]
+
+
+def _of_hop(hop: HopEntry, *, texts: bool) -> dict[str, Value]:
+    attributes: dict[str, Value] = {
+        "pingpong.worker": hop.worker,
+        "pingpong.hop.state": hop.state,
+        "pingpong.hop.tokens_before": hop.tokens_before,
+        "pingpong.hop.tokens": hop.tokens,
+    }
+    if texts or hop.state in ("lost", "moved"):  # why one failed is an error's sentence
+        attributes["pingpong.hop.why"] = hop.why
+    return attributes
 
 
 def _request(agent: Agent, traced: TracedChain) -> dict[str, Value]:

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -56,7 +56,12 @@ class Traces:
         self._tracer = provider.get_tracer("pingpongd", version, SCHEMA_URL)
         self._waiting: queue.Queue[TracedChain | None] = queue.Queue(_MOST_WAITING)
         _quiet()
+        self._lock = threading.Lock()
+        """Of `dropped`."""
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
         self._thread.start()
 
     def chain_ended(self, traced: TracedChain) -> None:
@@ -69,22 +74,43 @@ class Traces:
     def stop(self) -> None:
         """Send what waits, for some seconds at most; called in a thread."""
         deadline = time.monotonic() + _STOP_SECONDS
-        try:
+        with suppress(queue.Full):
             self._waiting.put(None, timeout=_STOP_SECONDS)
-        except queue.Full:
-            self.dropped += self._waiting.qsize()
-        else:
+        if self._thread.is_alive():
             self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._drop("the daemon ends", 1 + self._give_up())
         self._exporter.shutdown()  # ends a wait between two tries
+
+    def _give_up(self) -> int:
+        """Take out the chains that wait, and have the thread end; returns how many they were."""
+        left = 0
+        with suppress(queue.Empty):
+            while True:
+                left += self._waiting.get_nowait() is not None
+        self._waiting.put_nowait(None)
+        return left
 
     def _run(self) -> None:
         while (traced := self._waiting.get()) is not None:
-            plans = spans_of(traced)
-            for plan, span in zip(plans, self._start(traced, plans), strict=True):
-                _finish(plan, span)
-            why = self._export(self._made.take())
+            try:
+                why = self._send(traced)
+            except Exception as error:  # noqa: BLE001 - the next chain may do better
+                self._made.take()
+                why = f"{type(error).__name__} while they were made or sent"
             if why:
                 self._drop(why)
+
+    def _send(self, traced: TracedChain) -> str:
+        """Make a chain's spans and send them; returns why they did not arrive, empty where they did."""
+        plans = spans_of(traced)
+        for plan, span in zip(plans, self._start(traced, plans), strict=True):
+            _finish(plan, span)
+        spans = self._made.take()
+        for start in range(0, len(spans), _SPANS_A_REQUEST):
+            if self._exporter.export(spans[start : start + _SPANS_A_REQUEST]) is not SpanExportResult.SUCCESS:
+                return "the collector does not answer, or refuses them"
+        return ""
 
     def _start(self, traced: TracedChain, plans: list[SpanPlan]) -> list[Span]:
         carrier = {"traceparent": traced.traceparent} if traced.traceparent else {}
@@ -103,19 +129,9 @@ class Traces:
             )
         return spans
 
-    def _export(self, spans: Sequence[ReadableSpan]) -> str:
-        """Send spans; returns why they did not arrive, empty where they did."""
-        for start in range(0, len(spans), _SPANS_A_REQUEST):
-            try:
-                outcome = self._exporter.export(spans[start : start + _SPANS_A_REQUEST])
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with a collector, chains go on
-                return f"{type(error).__name__} while they were sent"
-            if outcome is not SpanExportResult.SUCCESS:
-                return "the collector does not answer, or refuses them"
-        return ""
-
-    def _drop(self, why: str) -> None:
-        self.dropped += 1
+    def _drop(self, why: str, chains: int = 1) -> None:
+        with self._lock:
+            self.dropped += chains
         _log.warning("traces_dropped", reason=why, dropped=self.dropped)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pingpong_bus.messages import AgentResult, AppendEntry, HopEntry
 from pingpongd.trace_spans import MOST_APPENDS, SpanPlan, spans_of
 from traced_chain import SECRET, at, changed, traced
@@ -75,6 +77,17 @@ def test_nothing_of_a_text_is_told_unless_it_is_asked_for() -> None:
     failed = changed(state="failed", error=f"agent: {SECRET}")
     assert SECRET not in repr([*spans_of(traced()), *spans_of(failed)])
     assert not any("messages" in name for plan in spans_of(traced()) for name in plan.attributes)
+
+
+def test_of_a_hop_that_failed_no_sentence_is_told_for_it_may_quote_the_prompt() -> None:
+    hops = [
+        HopEntry(worker="a", started_ms=2, ended_ms=50, state="lost", why="its engine is gone"),
+        HopEntry(worker="b", started_ms=51, ended_ms=200, state="failed", why=f"it cannot be read: {SECRET}"),
+    ]
+    broken = AgentResult(name="adviser", state="failed", worker="b", opened_ms=5, finalized_ms=10, hops=hops)
+    given: dict[str, Any] = {"state": "failed", "agents": [broken, traced().result.agents[1]]}
+    assert SECRET not in repr(spans_of(changed(**given)))
+    assert named(spans_of(changed(**given)), "hop a").attributes["pingpong.hop.why"] == "its engine is gone"
 
 
 def test_texts_are_told_where_they_are_asked_for() -> None:

@@ -15,6 +15,7 @@ from opentelemetry.trace import StatusCode
 from otlp_receiver import Receiver
 from pingpongd.config import DaemonConfig, parse_config
 from pingpongd.monitoring import traces_endpoint
+from pingpongd.trace_spans import SpanPlan, TracedChain, spans_of
 from pingpongd.traces import Traces, otlp_exporter, traces_url
 from traced_chain import at, changed, traced
 
@@ -39,6 +40,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def sent(*chains: object, exporter: InMemorySpanExporter | None = None) -> tuple[ReadableSpan, ...]:
     exporter = exporter or InMemorySpanExporter()
     traces = Traces(exporter, instance="i", version="1")
+    traces.start()
     for chain in chains:
         traces.chain_ended(chain)  # type: ignore[arg-type]
     traces.stop()
@@ -111,12 +113,33 @@ def test_chains_that_nobody_takes_are_counted_and_told(
 ) -> None:
     exporter = Refusing(error)
     traces = Traces(exporter, instance="i", version="1")
+    traces.start()
     traces.chain_ended(traced())
     traces.chain_ended(traced())
     wait_for(lambda: traces.dropped == 2)
     traces.stop()
     assert exporter.asked == 2
     assert "traces_dropped" in "".join(capsys.readouterr())
+
+
+def test_a_chain_that_makes_no_spans_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def faulty(chain: TracedChain) -> list[SpanPlan]:
+        if chain.model == "faulty":
+            raise IndexError("a fault of ours")
+        return spans_of(chain)
+
+    monkeypatch.setattr("pingpongd.traces.spans_of", faulty)
+    exporter = InMemorySpanExporter()
+    found = Traces(exporter, instance="i", version="1")
+    found.start()
+    found.chain_ended(traced(model="faulty"))
+    found.chain_ended(traced())
+    found.stop()
+    assert found.dropped == 1
+    assert "IndexError" in "".join(capsys.readouterr())
+    assert "invoke_workflow tips" in [span.name for span in exporter.get_finished_spans()]
 
 
 class Hanging(SpanExporter):
@@ -137,6 +160,7 @@ class Hanging(SpanExporter):
 def test_a_collector_that_hangs_holds_nobody_up_and_memory_has_a_limit() -> None:
     exporter = Hanging()
     traces = Traces(exporter, instance="i", version="1")
+    traces.start()
     traces.chain_ended(traced())
     assert exporter.entered.wait(30)
     one = traced()
@@ -150,6 +174,14 @@ def test_a_collector_that_hangs_holds_nobody_up_and_memory_has_a_limit() -> None
     began = time.monotonic()
     traces.stop()
     assert time.monotonic() - began < 20
+    assert traces.dropped == 301  # those that still waited, and the one on its way, too
+
+
+def test_what_is_never_started_leaves_no_thread() -> None:
+    """As where another has the port: the daemon says so and ends."""
+    before = threading.active_count()
+    Traces(InMemorySpanExporter(), instance="i", version="1").stop()
+    assert threading.active_count() == before
 
 
 @pytest.fixture
@@ -161,6 +193,7 @@ def receiver() -> Iterator[Receiver]:
 
 def test_an_otlp_receiver_reads_what_was_sent(receiver: Receiver) -> None:
     traces = Traces(otlp_exporter(receiver.endpoint), instance="i", version="1")
+    traces.start()
     traces.chain_ended(traced())
     wait_for(lambda: bool(receiver.requests))
     traces.stop()
@@ -180,6 +213,7 @@ def test_an_otlp_receiver_reads_what_was_sent(receiver: Receiver) -> None:
 
 def test_a_receiver_that_is_gone_is_given_up_and_the_end_waits_for_seconds_only() -> None:
     traces = Traces(otlp_exporter("http://127.0.0.1:9"), instance="i", version="1")
+    traces.start()
     traces.chain_ended(traced())
     began = time.monotonic()
     traces.stop()
