@@ -24,12 +24,15 @@ from pingpong_bus.messages import (
     HostState,
     JitterCause,
     StatusReply,
+    WorkerState,
     WorkerStatus,
 )
 
 _CHAIN_STATES: Final[tuple[ChainState, ...]] = ("queued", "running")
 _DAEMON_STATES: Final = ("starting", "ready", "degraded", "draining")
 _HEALTH_STATES: Final[tuple[HealthState, ...]] = get_args(HealthState)
+_SERVING: Final[frozenset[WorkerState]] = frozenset({"ready", "draining"})
+"""Of the others no heartbeats come, and nobody looks at their processes and devices."""
 _CAUSES: Final[tuple[JitterCause, ...]] = get_args(JitterCause)
 _MB = 1e6
 
@@ -68,8 +71,15 @@ class StateCollector(Collector):
         yield from _of_store(status)
         yield from _of_workers(status.workers)
         yield from _of_jitter(status.workers)
-        yield from _of_hosts([(it.name, it.host) for it in status.workers if it.host is not None])
-        yield from _of_gpus([(it.name, gpu) for it in status.workers for gpu in it.gpus])
+        serving = [it for it in status.workers if it.state in _SERVING]
+        yield from _of_serving(serving)
+        yield from _of_hosts([(it.name, it.host) for it in serving if it.host is not None])
+        yield from _of_gpus([(it.name, gpu) for it in serving for gpu in it.gpus])
+        yield _by_worker(
+            "worker_event_loop_late_seconds",
+            "The latest that a worker's event loop was in the latest second.",
+            [(it.name, self._late_s[it.name]) for it in serving if it.name in self._late_s],
+        )
         yield from self._of_bus()
         if untraced is not None:
             yield CounterMetricFamily("pingpong_traces_dropped_chains", "Chains whose spans nobody has.", untraced)
@@ -88,11 +98,6 @@ class StateCollector(Collector):
             repairs.add_metric([worker], bus.repairs)
         yield lag
         yield repairs
-        yield _by_worker(
-            "worker_event_loop_late_seconds",
-            "The latest that a worker's event loop was in the latest second.",
-            list(self._late_s.items()),
-        )
 
 
 def _of_daemon(status: StatusReply, tick_age_s: float) -> Iterator[Metric]:
@@ -165,12 +170,6 @@ def _of_workers(workers: list[WorkerStatus]) -> Iterator[Metric]:
     yield appended
     yield withheld
     yield _by_worker("hops_running", "Hops that it runs.", [(it.name, it.hops) for it in workers])
-    yield _by_worker("worker_resident_memory_bytes", "Of its own process.", [(it.name, it.rss_bytes) for it in workers])
-    yield _by_worker(
-        "kv_cache_usage_ratio",
-        "Part of the KV cache that requests hold, 0 to 1.",
-        [(it.name, it.scheduler.kv_usage) for it in workers if it.scheduler is not None],
-    )
     yield _by_worker(
         "kv_cache_held_tokens",
         "Tokens of the KV cache that are set aside for the full lengths of open hops.",
@@ -180,6 +179,21 @@ def _of_workers(workers: list[WorkerStatus]) -> Iterator[Metric]:
         "kv_cache_size_tokens",
         "Tokens that the KV cache holds.",
         [(it.name, it.limits.kv_tokens) for it in workers if it.limits is not None],
+    )
+
+
+def _of_serving(workers: list[WorkerStatus]) -> Iterator[Metric]:
+    """What heartbeats say: of a worker that is gone the last one is not the case any more."""
+    yield _by_worker("worker_resident_memory_bytes", "Of its own process.", [(it.name, it.rss_bytes) for it in workers])
+    yield _by_worker(
+        "kv_cache_usage_ratio",
+        "Part of the KV cache that requests hold, 0 to 1.",
+        [(it.name, it.scheduler.kv_usage) for it in workers if it.scheduler is not None],
+    )
+    yield _by_worker(
+        "inter_token_latency_usual_seconds",
+        "A group's own median for such steps.",
+        [(it.name, it.itl.usual_ms / 1000) for it in workers if it.itl.usual_ms],
     )
 
 
@@ -201,11 +215,6 @@ def _of_jitter(workers: list[WorkerStatus]) -> Iterator[Metric]:
         "jitter_slowdown_ratio",
         "What a token takes, over what it should; 1 where the group is healthy.",
         [(it.name, it.health.slowdown) for it in workers],
-    )
-    yield _by_worker(
-        "inter_token_latency_usual_seconds",
-        "A group's own median for such steps.",
-        [(it.name, it.itl.usual_ms / 1000) for it in workers if it.itl.usual_ms],
     )
 
 

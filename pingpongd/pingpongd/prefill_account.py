@@ -37,7 +37,7 @@ def prefill_times(agent: AgentResult) -> PrefillTimes:
         if append.done_ms is not None:
             ahead = max(ahead, append.sent)
     return PrefillTimes(
-        reads=ready_ms > _SUBMITTED_MS,
+        reads=ready_ms > 0,
         hidden_ms=hidden_ms,
         exposed_ms=max(0.0, agent.first_token_ms - max(ready_ms, _began_ms(agent))),
         ahead_tokens=min(ahead, agent.prompt_tokens),
@@ -50,7 +50,3 @@ def _began_ms(agent: AgentResult) -> float:
         if hop.first_token_ms is not None:
             return hop.started_ms
     return agent.opened_ms or 0.0
-
-
-_SUBMITTED_MS = 0.001
-"""Times are rounded to a thousandth: an agent that reads nobody was ready at 0."""

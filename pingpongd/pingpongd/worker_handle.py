@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from pingpong_bus.messages import (
-    BusState,
     DeviceState,
     EngineFigures,
     EngineLimits,
@@ -106,7 +105,6 @@ class Worker:
         self.scheduler: SchedulerState | None = None
         self.clock = ClockBounds()
         """What is known of its clock, for every process anew."""
-        self.bus = BusState()
         self.health = GroupHealth()
         self.itl = ItlSummary()
         self.host: HostState | None = None
@@ -145,7 +143,7 @@ class Worker:
         self.number += 1
         self.served, self.failure, self.order = False, None, None
         self.rss_bytes, self.output_tokens, self.scheduler = 0, 0, None
-        self.bus, self.itl, self.host, self.gpus, self.progress = BusState(), ItlSummary(), None, [], None
+        self.itl, self.host, self.gpus, self.progress = ItlSummary(), None, [], None
         self.kv_held_tokens = 0
         self.clock = ClockBounds()
         self.memory.forget()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from metrics_page import Page, agent, beat, result, scheduler, status, worker
@@ -12,6 +14,7 @@ from pingpong_bus.messages import (
     GroupHealth,
     HopEntry,
     HostState,
+    ItlSummary,
     StepCounts,
     StoreStatus,
 )
@@ -173,6 +176,30 @@ def test_the_state_of_the_daemon_and_its_groups() -> None:
     assert page("traces_dropped_chains_total") == 4
     assert page("build_info", version="1", python="", daemon="i") == 1
     assert 0 <= page("event_loop_tick_age_seconds") < 60
+
+
+def test_of_a_group_without_a_worker_that_serves_nothing_is_said_that_was() -> None:
+    """What its dead process and its devices were at is not the case any more; what was counted stays."""
+    was: dict[str, Any] = {
+        "gpus": [DeviceState(uuid="GPU-1", temperature_c=88, throttle=["sw_thermal_slowdown"])],
+        "host": HostState(cpu=1.5),
+        "scheduler": scheduler(kv_usage=0.9, append_tokens=7),
+        "itl": ItlSummary(usual_ms=9.0),
+        "kv_held_tokens": 100,
+    }
+    metrics = Metrics()
+    metrics.beat("a", 1, beat(bus=BusState(chunks=4, repairs=1), loop_late_ms=30.0))
+    now = [
+        "gpu_temperature_celsius", "gpu_throttled", "worker_cpu_cores", "kv_cache_usage_ratio",
+        "worker_resident_memory_bytes", "worker_event_loop_late_seconds", "inter_token_latency_usual_seconds",
+    ]  # fmt: skip
+    for state, there in [("ready", True), ("draining", True), ("failed", False), ("loading", False)]:
+        metrics.tick(status(worker(state=state, **was)), None)
+        page = Page(metrics)
+        said = {name for name, _ in page.samples}
+        assert [f"pingpong_{name}" in said for name in now] == [there] * len(now)
+        assert page("append_tokens_beside_decodes_total", worker="a") == 7
+        assert page("bus_repairs_total", worker="a") == 1
 
 
 def test_what_probes_do_not_say_is_absent_and_units_are_base_units() -> None:
