@@ -3,6 +3,7 @@
     healthy --late tokens--> degraded --5 s without--> recovering --quiet for long enough--> healthy
                                  ^----- late tokens -------'
 
+Each time that it was taken for recovering and was not, it has to be quiet for 5 s more to be taken for that again.
 A group in an episode gets no new hops where another can take them, so silence must end it as well as good tokens: a
 group that is not asked for anything comes back too. It does not while the cause can still be seen to be in force, and
 it waits longer where it came back and was late again at once.
@@ -61,6 +62,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """In a row, those that pointed to a less telling cause than the one that is believed."""
     slow_s: int = 0
     """With a slow median and no reason for it."""
+    relapses: int = 0
+    """Times that tokens came late while the group was recovering."""
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +189,7 @@ def _late(state: GroupState, tick: Tick, found: Finding, named: Named) -> tuple[
         last_late_s=tick.at_s,
         seconds=episode.seconds | {found.cause: episode.seconds.get(found.cause, 0) + 1},
         slow_s=episode.slow_s + weight if unexplained else 0,
+        relapses=episode.relapses + (state.health == "recovering"),
     )
     state = msgspec.structs.replace(
         state, episode=episode, last=episode.finding, slowdown=max(1.0, tick.verdict.slowdown)
@@ -206,7 +210,7 @@ def _quiet(state: GroupState, episode: Episode, tick: Tick, named: Named) -> tup
         state = msgspec.structs.replace(state, episode=episode, slowdown=tick.verdict.slowdown)
     if quiet_s >= asked_s:
         return _over(state, episode, tick.at_s, f"no late token for {quiet_s:.0f} s", named)
-    if state.health == "degraded" and quiet_s >= RECOVERING_S:
+    if state.health == "degraded" and quiet_s >= RECOVERING_S * (1 + episode.relapses):
         return _becomes(state, "recovering", tick.at_s, f"no late token for {quiet_s:.0f} s", named)
     return state, []
 

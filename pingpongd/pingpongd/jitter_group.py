@@ -163,10 +163,11 @@ class JitterGroup:
         )
         self.second = second
         baselines = [peer.baseline for peer in peers]
-        troubled = self.state.episode is not None
+        # One that recovers is judged as a healthy one: what is little slower than usual would hold it for ever.
+        troubled = self.state.health == "degraded"
         verdict = self.verdict = self._judge.judge(second, self.baseline, baselines, troubled=troubled)
         late = sum(bool(peer.verdict.troubles) for peer in peers)
-        idle = troubled and not verdict.tokens and not waiting
+        idle = self.state.episode is not None and not verdict.tokens and not waiting
         finding = None
         if verdict.troubles or idle:
             finding = cause_of(self.looks.evidence(verdict, len(peers), late))

@@ -29,7 +29,7 @@ _SIGMAS = 5.0
 _MEDIAN_NOISE = 1.57
 """Variance of a median over that of a mean: pi / 2."""
 _STILL_SLOW = 0.67
-"""In an episode, this part of the distance to the limit is enough for it to go on."""
+"""Of a degraded group, this part of the distance to the limit is enough for that to go on."""
 _IN_A_ROW = 2
 _SAMPLE = 3.0
 """Independent times that a sample has at least; a second with fewer is judged with the next."""
@@ -209,7 +209,7 @@ class Judge:
             second: the latest.
             baseline: the group's own.
             peers: those of groups of the same kind.
-            troubled: an episode goes on: less is enough for it to go on than for one to begin.
+            troubled: the group is degraded: less is enough for that to go on than for it to begin.
         """
         peers = list(peers)
         decode, appends = (

@@ -124,6 +124,31 @@ def test_one_that_is_late_again_at_once_waits_longer_and_never_half_a_minute() -
     assert waits[2] == waits[3] == 25
 
 
+def test_a_group_that_stays_a_little_slower_gets_well_all_the_same() -> None:
+    """A busy machine of two cores: for two minutes tokens took 1.1 to 1.2 times the usual, now and then a bit more."""
+    group = Group(9, step_ms=19.4)
+    group.run(60)
+    group.run(6, slow=2.0)
+    over = group.now
+    for second in range(120):
+        group.run(1, slow=1.25 if second % 8 == 7 else group.random.uniform(1.08, 1.16))
+    (at,) = [at for at, record in group.records if isinstance(record, DecodeJitterEnded)]
+    assert at - over <= 30
+    assert len(group.of(GroupHealthChanged)) == 3
+
+
+def test_stalls_that_come_again_and_again_make_few_lines() -> None:
+    group = known()
+    for _ in range(20):
+        group.second(group.stalled(group.counts(0.6), 400.0))
+        group.run(6)
+    assert group.health == "degraded"
+    assert len(group.of(DecodeJitter)) == 1
+    assert len(group.of(GroupHealthChanged)) <= 3
+    group.run(12)
+    assert group.health == "healthy"
+
+
 def test_after_a_quiet_minute_it_waits_no_longer_than_the_first_time() -> None:
     group = known()
     group.run(4, slow=2.0)
