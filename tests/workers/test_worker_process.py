@@ -22,12 +22,13 @@ import zmq.asyncio
 
 from pingpong_bus.chain import Agent, Chain, rendered_messages
 from pingpong_bus.codec import decode_worker_message, encode
-from pingpong_bus.errors import EngineError
+from pingpong_bus.errors import EngineError, EngineLost
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
     Calibrate,
     Calibrated,
+    DecodePace,
     Heartbeat,
     Hello,
     HopAppended,
@@ -70,6 +71,7 @@ from pingpong_worker.calibrator import NOISY
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.simulated_engine import SimulatedEngine
 from pingpong_worker.simulated_prompts import SimulatedPrompts
+from pingpong_worker.simulated_sessions import PrefixSession
 from pingpong_worker.worker import Parts, Worker
 
 HANG_S = 30
@@ -708,6 +710,64 @@ async def test_a_dead_engine_ends_the_worker_with_its_reason(supervisor: Supervi
     assert (failed.code, failed.permanent) == ("EngineLost", False)
     assert await supervisor.exit_code() == 1
     assert "Traceback" not in supervisor.stderr
+
+
+class DyingSession(PrefixSession):
+    """Of an engine that dies as soon as a token is out; it is slow to let go."""
+
+    async def abort(self) -> None:
+        engine = self._engine
+        assert isinstance(engine, DyingEngine)
+        engine.left.set()
+        await engine.go_on.wait()
+
+
+class DyingEngine(SimulatedEngine):
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self.left, self.go_on, self.dies = asyncio.Event(), asyncio.Event(), False
+
+    def open(
+        self,
+        session_id: str,
+        *,
+        cache_salt: str | None,
+        sampling: Sampling,
+        kind: SessionKind | None = None,
+        pace: DecodePace | None = None,
+        grid: int | None = None,
+    ) -> PrefixSession:
+        return DyingSession(self, session_id, cache_salt, pace, grid)
+
+    async def check(self) -> None:
+        if self.dies:
+            raise EngineLost("it died.")
+
+
+async def test_a_hop_that_is_to_be_left_by_a_dying_worker_is_lost(supervisor: Supervisor) -> None:
+    config = supervisor.config(slab_fd=os.dup(supervisor.slab.fd))
+    engine = DyingEngine(config)
+    worker = asyncio.create_task(Worker(config, Parts(lambda: None, lambda _: engine, lambda _: None)).run())
+    await supervisor.receive(Hello)
+    await supervisor.send(Welcome())
+    await supervisor.receive(Ready)
+    sampling = Sampling(max_tokens=1000, ignore_eos=True)
+    spec = HopSpec(hop="h", output=supervisor.allocate(), segments=[LITERAL], sampling=sampling)
+    await supervisor.send(StartHop(spec=spec))
+    await supervisor.receive(HopFirstToken)
+    engine.dies = True
+    async with asyncio.timeout(HANG_S):
+        await engine.left.wait()
+    await supervisor.send(ReleaseHop(hop="h"))
+    await supervisor.send(ResetPrefixCache(request=1))
+    await supervisor.receive(RequestFailed, request=1)
+    engine.go_on.set()
+    ended = await supervisor.receive(HopEnded, hop="h")
+    assert ended.state == "lost", "its chain goes on elsewhere"
+    await supervisor.receive(WorkerFailed)
+    assert await worker == 1
+    assert not any(isinstance(message, HopEnded) and message is not ended for message in supervisor.messages)
+    gc.unfreeze()
 
 
 async def test_a_device_that_does_not_exist_is_named(supervisor: Supervisor) -> None:

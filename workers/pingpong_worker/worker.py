@@ -267,13 +267,16 @@ class Worker:
                 self._requests.take(serving, message)
 
     def _refuse(self, message: SupervisorMessage) -> None:
-        """Answer what only a serving worker can do; there is such a message where a worker fails just then."""
+        """Answer what only a serving worker can do; there is such a message where a worker fails just then.
+
+        Not so `ReleaseHop`: the hop is lost just now, and says so itself. "aborted" would be the end of its chain.
+        """
         why = "the worker does not serve."
         match message:
             case StartHop(spec=HopSpec(hop=hop)):
                 at = time.monotonic_ns()
                 self._send(HopEnded(hop=hop, state="lost", at_ns=at, code=EngineLost.__name__, message=why))
-            case AbortHop(hop=hop) | ReleaseHop(hop=hop):
+            case AbortHop(hop=hop):
                 self._send(HopEnded(hop=hop, state="aborted", at_ns=time.monotonic_ns()))
             case (
                 Prepare(request=request)
