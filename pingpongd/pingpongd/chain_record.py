@@ -95,6 +95,13 @@ class AgentRecord:
         return sum(hop.state == "moved" for hop in self.entries)
 
     @property
+    def read(self) -> int:
+        """Prompt tokens that its latest hop has read ahead; what earlier ones had read is on other groups."""
+        if not self.appends or not self.entries or self.appends[-1].at_ns < self.entries[-1].started_ns:
+            return 0
+        return self.appends[-1].sent
+
+    @property
     def text_chars(self) -> int:
         """Characters of text so far."""
         return sum(map(len, self.text))

@@ -203,8 +203,8 @@ class ChainRuns:
                 ttft = record.ttft_ms(index)
                 self.tell.event(record, "writing", index, at_ns, cached_tokens=cached, ttft_ms=ttft)
                 self.apply(record, FirstToken(index))
-                if self.room.is_avoided(worker.name):
-                    self._move_hops()
+                if hop in self._hops:
+                    self._move_hops(only=hop)
             case HopText(upto=upto, text=text):
                 self._take_output(record, index, upto, text)
             case HopEnded():
@@ -260,8 +260,10 @@ class ChainRuns:
             self._lose(message.hop, message.message or "its engine is gone", blamed=worker.state == "ready")
             return
         if state == "released":
-            self._lose(message.hop, message.message or "its worker has left it", blamed=False, move=move)
-            return
+            if record.state.stage is Stage.RUNNING and record.state.phases[index] is not Phase.YIELDING:
+                self._lose(message.hop, message.message or "its worker has left it", blamed=False, move=move)
+                return
+            state = "aborted"  # it has been told so since, and nobody goes on from here
         self.room.give_back(worker.name, message.hop)
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
         self._take_output(record, index, TokenLogReader(self._slab, agent.stream).peek()[0], "")
@@ -304,8 +306,6 @@ class ChainRuns:
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
         count, log = TokenLogReader(self._slab, agent.stream).peek()
         self._take_output(record, index, count, "")
-        if record.state.stage is not Stage.RUNNING:
-            move = None  # its chain ends
         if move is not None:
             why = f"moved to {move.to}: of {group}, {self.mover.lateness(group)}"
             self.tell.hop_moved(self.mover.moved(record, index, hop, group, move))
@@ -426,9 +426,9 @@ class ChainRuns:
             events += [Held(index), Retry(index)]  # its turn comes when those before it have written
         return events
 
-    def _move_hops(self) -> None:
+    def _move_hops(self, only: str | None = None) -> None:
         """Have workers leave the hops that are better off elsewhere."""
-        for move in [*self.mover.moves(self._hops), *self.mover.readers(self._hops)]:
+        for move in self.mover.moves(self._hops, only):
             record, index, group = self._hops[move.hop]
             try:
                 self._fleet.send(self._fleet.workers[group], ReleaseHop(hop=move.hop))

@@ -14,7 +14,7 @@ import msgspec
 from pingpong_bus.log_records import HopMoved
 from pingpongd.agent_task import Stage
 from pingpongd.chain_record import ChainRecord
-from pingpongd.chain_state import Phase
+from pingpongd.chain_state import LIVE, Phase
 from pingpongd.chain_state import Stage as ChainStage
 from pingpongd.cost_model import CostModel, RunningChain, cached_prefix
 from pingpongd.hop_room import HopRoom
@@ -26,6 +26,8 @@ from pingpongd.replanning import Replan, replan
 
 Hops = Mapping[str, tuple[ChainRecord, int, str]]
 """Those that may still report: chain, agent, group."""
+TURN_S = 0.03
+"""Hops are looked at for so long at a time: each takes some milliseconds where many chains run."""
 _READERS_WORTH = 0.02
 """Of what is left of a chain: what it has to gain where an agent begins to read anew elsewhere."""
 
@@ -51,6 +53,8 @@ class Mover:
         self._room = room
         self._planner = planner
         self._asked: dict[str, _Asked] = {}
+        self._looked_ns: dict[str, int] = {}
+        """When the hops on late groups were looked at, those that were."""
         self._spells: dict[str, Spells] = {}
         self._avoided: frozenset[str] = frozenset()
 
@@ -109,40 +113,45 @@ class Mover:
 
     # -------------------------------------------------------------------------------------------- hops that run
 
-    def moves(self, hops: Hops) -> list[Move]:
-        """The hops that are to leave their groups now; room is set aside where they go."""
-        late = [
-            (hop, record, index, group)
-            for hop, (record, index, group) in hops.items()
-            if hop not in self._asked and record.state.phases[index] is Phase.WRITING and self._may_leave(record, group)
-        ]
-        if not late:
-            return []
-        now_ns, found = time.monotonic_ns(), dict[str, tuple[ChainRecord, int, str]]()
-        model = CostModel([msgspec.structs.replace(view, degraded=False) for view in self._room.groups()])
-        candidates = []
-        for hop, record, index, group in late:
-            if (candidate := self._late_hop(hop, record, index, group, model, now_ns)) is not None:
-                candidates.append(candidate)
-                found[hop] = record, index, group
-        chosen = moves(candidates, self._seats(hops, model, now_ns)) if candidates else []
-        return [move for move in chosen if self._set_aside(move, *found[move.hop][:2])]
+    def moves(self, hops: Hops, only: str | None = None) -> list[Move]:
+        """The hops that are to leave their groups now: those that write, with room set aside where they go, and those
+        that only read, and had better begin elsewhere.
 
-    def readers(self, hops: Hops) -> list[Move]:
-        """The hops that only read, on groups that are late, and whose agents had better begin elsewhere."""
-        found: list[Move] = []
-        for hop, (record, index, group) in hops.items():
-            reads = record.state.phases[index] is Phase.READING and record.agents[index].moves < MOST_MOVES
-            if not reads or hop in self._asked or not self._may_leave(record, group):
-                continue
-            model = self._planner.without(record)
-            if any(model.cost(agent.worker) is None for agent in record.agents if agent.worker):
-                continue
-            stay, new = model.rest(running(record)).total_ms, self._replan(record, index, model)
-            if new is not None and new.ms is not None and stay - new.ms > max(WORTH_MS, _READERS_WORTH * stay):
-                found.append(Move(hop, new.groups[index], stay, new.ms))
-                self._asked[hop] = _Asked(found[-1])
-        return found
+        Args:
+            hops: all that there are.
+            only: the one to look at. None: those that wait longest for a look, as far as `TURN_S` goes.
+        """
+        due = [hop for hop in (hops if only is None else (only,)) if self._may_leave(hop, *hops[hop])]
+        if only is None:
+            self._looked_ns = {hop: self._looked_ns.get(hop, 0) for hop in due}
+            due.sort(key=self._looked_ns.__getitem__)
+        if not due:
+            return []
+        now_ns, late, found = time.monotonic_ns(), list[LateHop](), list[Move]()
+        model = CostModel([msgspec.structs.replace(view, degraded=False) for view in self._room.groups()])
+        for hop in due:
+            record, index, group = hops[hop]
+            if record.state.phases[index] is Phase.READING:
+                if (move := self._begins_elsewhere(hop, record, index)) is not None:
+                    self._asked[hop] = _Asked(move)
+                    found.append(move)
+            elif (candidate := self._late_hop(hop, record, index, group, model, now_ns)) is not None:
+                late.append(candidate)
+            self._looked_ns[hop] = time.monotonic_ns()
+            if self._looked_ns[hop] - now_ns > TURN_S * 1e9:
+                break
+        chosen = moves(late, self._seats(hops, model, now_ns)) if late else []
+        return found + [move for move in chosen if self._set_aside(move, *hops[move.hop][:2])]
+
+    def _begins_elsewhere(self, hop: str, record: ChainRecord, index: int) -> Move | None:
+        """Where the agent of a hop that only reads had better begin anew."""
+        model = self._planner.without(record)
+        if any(model.cost(agent.worker) is None for agent in record.agents if agent.worker):
+            return None
+        stay, new = model.rest(running(record)).total_ms, self._replan(record, index, model)
+        if new is None or new.ms is None or stay - new.ms <= max(WORTH_MS, _READERS_WORTH * stay):
+            return None
+        return Move(hop, new.groups[index], stay, new.ms)
 
     def over(self, hop: str) -> Move | None:
         """A hop reports its end: the room that was kept for the next one is free; what was asked of it, if anything."""
@@ -172,16 +181,19 @@ class Mover:
             cause=fleet.workers[group].health.cause if fleet is not None else None,
         )
 
-    def _may_leave(self, record: ChainRecord, group: str) -> bool:
+    def _may_leave(self, hop: str, record: ChainRecord, index: int, group: str) -> bool:
         fleet = self._room.fleet
         return (
             self.enabled
             and fleet is not None
             and self._room.is_avoided(group)
             and fleet.workers[group].health.state == "degraded"
+            and hop not in self._asked
+            and record.state.phases[index] in (Phase.READING, Phase.WRITING)
+            and record.state.stage is ChainStage.RUNNING
+            and record.agents[index].moves < MOST_MOVES
             and record.options.group is None
             and record.options.mode != "ping-pong"
-            and record.state.stage is ChainStage.RUNNING
         )
 
     def _late_hop(
@@ -189,10 +201,13 @@ class Mover:
     ) -> LateHop | None:
         """None where nothing can be predicted of it, or nobody could take it."""
         series_end = self._planner.series_end_ns(record, index)
+        readers = [at for at, reads in enumerate(record.state.upstreams) if index in reads]
+        # Where nothing holds a reader back it would slow the decoding.
+        beside = {record.agents[at].worker for at in readers if record.state.phases[at] in LIVE}
         held = {
             view.name: cached_prefix(record.shape, index, view)
             for view in self._room.able(record, index)
-            if view.name != group and model.cost(view.name) is not None
+            if view.name != group and model.cost(view.name) is not None and (view.overlap or view.name not in beside)
         }
         if series_end is None or not held or model.cost(group) is None:
             return None
@@ -210,8 +225,11 @@ class Mover:
         )
 
     def _seats(self, hops: Hops, model: CostModel, now_ns: int) -> dict[str, Seat]:
+        # Those that are on their way count where they go.
         writers = Counter(
-            group for record, index, group in hops.values() if record.state.phases[index] is Phase.WRITING
+            self._asked[hop].move.to if hop in self._asked else group
+            for hop, (record, index, group) in hops.items()
+            if record.state.phases[index] is Phase.WRITING
         )
         seats: dict[str, Seat] = {}
         for view in self._room.groups():

@@ -298,7 +298,7 @@ def running(record: ChainRecord) -> RunningChain:
             AgentProgress(
                 agent.worker,
                 _STAGES.get(phase, Stage.ENDED),
-                agent.appends[-1].sent if agent.appends else 0,
+                agent.read,
                 len(agent.output_ids),
             )
             for agent, phase in zip(record.agents, record.state.phases, strict=True)

@@ -11,7 +11,8 @@ import pytest
 from chains_desk import FakeWorker, Service, advance
 from engine_figures import H200
 from pingpong_bus.chain import Agent, Chain
-from pingpong_bus.messages import ChainResult, GroupHealth
+from pingpong_bus.messages import AppendRecord, ChainResult, GroupHealth, HopAppended
+from pingpongd import mover
 from pingpongd.config import parse_config
 from pingpongd.hop_room import HopRoom
 
@@ -217,7 +218,9 @@ def test_room_is_given_back_where_the_chain_is_cancelled_meanwhile(service: Serv
     set_health(service, group, LATE)
     service.run(service.chains.cancel, number)
     deliver_all(service)
-    assert service.result(number).state == "cancelled"
+    result = service.result(number)
+    assert result.state == "cancelled"
+    assert [hop.state for hop in result.agents[0].hops] == ["aborted"], "it went nowhere"
     assert all(not ledger.held for ledger in service.chains.runs.room._ledgers.values())
     assert service.slab.free_slots == service.slab.slots
 
@@ -232,6 +235,59 @@ def test_room_is_given_back_where_the_worker_dies_meanwhile(service: Service) ->
     service.lose(worker)
     assert finish(service, number).agents[0].output_ids == [0, 1, 2]
     assert all(not ledger.held for ledger in service.chains.runs.room._ledgers.values())
+
+
+def test_hops_are_looked_at_for_a_while_and_the_rest_next_time(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = [service.submit(chain(1), "serial", group="a") for _ in range(3)]
+    worker = service.fleet.workers["a"]
+    for number, hop in zip(numbers, list(worker.running.values()), strict=True):
+        service.record(number).job = msgspec.structs.replace(
+            service.record(number).job, options=msgspec.structs.replace(service.record(number).options, group=None)
+        )
+        for _ in range(3):
+            advance(worker, hop)
+        behind(service, number)
+    deliver_all(service)
+    monkeypatch.setattr(mover, "TURN_S", 0.0)
+    for looks in range(1, 4):
+        set_health(service, "a", LATE)
+        assert len(set(service.fleet.released)) == len(service.fleet.released) == looks
+    assert service.chains.runs.mover.moves(service.chains.runs._hops) == [], "all were asked"
+
+
+def test_no_hop_goes_where_it_would_be_slowed_by_its_own_reader(service: Service) -> None:
+    number = service.submit(chain(2), "auto")
+    record = service.record(number)
+    (first,) = [name for name in "ab" if running(service, name)]
+    other = "b" if first == "a" else "a"
+    limits = service.fleet.workers[other].limits
+    service.fleet.workers[other].limits = msgspec.structs.replace(limits, overlap=False)
+    record.agents[1].worker = other
+    record.state = msgspec.structs.replace(record.state, placement="ping-pong")
+    write(service, service.fleet.workers[first], 3)
+    assert running(service, other) == ["1/0"]
+    behind(service, number)
+    set_health(service, first, LATE)
+    assert service.fleet.released == []
+    service.fleet.workers[other].limits = limits
+    set_health(service, first, LATE)
+    assert service.fleet.released == [f"{number}/0/0"]
+
+
+def test_what_was_read_on_another_group_is_not_counted(service: Service) -> None:
+    number = service.submit(chain(2), "auto")
+    record = service.record(number)
+    (first,) = [name for name in "ab" if running(service, name)]
+    worker = service.fleet.workers[first]
+    begun = record.agents[0].entries[-1].started_ns
+    (hop,) = worker.running
+    worker.reports.append(HopAppended(hop=hop, append=AppendRecord(at_ns=begun + 1, done_ns=0, tokens=64, sent=64)))
+    deliver_all(service)
+    assert record.agents[0].read == 64
+    service.lose(worker)
+    assert record.agents[0].read == 0
 
 
 @pytest.mark.parametrize("options", [{"mode": "serial", "group": "a"}, {"mode": "ping-pong"}])
