@@ -68,7 +68,7 @@ class AgentAccount(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True):
     """A time as predicted and as it came, in ms."""
 
-    name: Literal["end to end", "prefill", "decode", "wait", "hidden"]
+    name: Literal["end to end", "prefill", "decode", "wait"]
     predicted_ms: float
     took_ms: float
 
@@ -93,7 +93,8 @@ class Account(msgspec.Struct, frozen=True):
     """Of the placement that was taken, as it was when the chain left the queue."""
     comparisons: tuple[Comparison, ...]
     """From when the chain left the queue, as predictions are; empty where nothing was predicted or it has not
-    finished."""
+    finished. What is hidden is not among them: predicted is what it takes at full speed, and `hidden_ms` is how long it
+    went on beside decodes."""
 
     def spent_ms(self, kind: PathKind) -> float:
         """What the path spent in one way."""
@@ -247,5 +248,4 @@ def _comparisons(made: Account) -> tuple[Comparison, ...]:
         Comparison("prefill", predicted.prefill_ms, made.spent_ms("prefill")),
         Comparison("decode", predicted.decode_ms, made.spent_ms("decode")),
         Comparison("wait", predicted.wait_ms, waited),
-        Comparison("hidden", predicted.hidden_ms, made.hidden_ms),
     )

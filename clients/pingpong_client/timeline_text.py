@@ -99,6 +99,8 @@ def account_sentences(made: Account) -> list[tuple[str, str]]:
         found.append(("took", f"{milliseconds(made.e2e_ms)} ms = {' + '.join(parts)}"))
     tokens = f"{number(made.hidden_tokens)} prompt tokens read ahead"
     hidden = f"{milliseconds(made.hidden_ms)} ms of appends, {tokens}"
+    if made.predicted is not None and made.predicted.hidden_ms:
+        hidden += f", which at full speed take {milliseconds(made.predicted.hidden_ms)} ms by prediction"
     found.append(("hidden", hidden if made.hidden_ms else "nothing"))
     found.append(("wasted", "; ".join(wasted_parts(made)) or "nothing"))
     return found

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pingpong_bus.messages import AgentResult, ChainResult, HopEntry, OutputRead
 from pingpong_client.timeline_account import Account, account
 from pingpong_client.timeline_spans import chain_spans, flows, hops_of, lanes
+from pingpong_client.timeline_text import account_sentences
 from pingpong_client.timeline_waste import Wasted
 from timeline_samples import agent, append, chain, hop, in_series, lost_once, queued, read_ahead, void_once
 
@@ -99,7 +100,10 @@ def test_predictions_are_held_against_what_came() -> None:
     assert compared["end to end"].took_ms == 732
     assert compared["end to end"].off == pytest.approx(732 / 700 - 1)
     assert compared["prefill"].took_ms == 131
-    assert compared["hidden"].took_ms == 121
+    assert "hidden" not in compared  # at full speed it takes less than beside decodes: that is no error
+    assert dict(account_sentences(account(read_ahead())))["hidden"] == (
+        "121 ms of appends, 144 prompt tokens read ahead, which at full speed take 100 ms by prediction"
+    )
     assert compared["wait"].off is None
     assert sum(compared[name].took_ms for name in ("prefill", "decode", "wait")) == compared["end to end"].took_ms
 
