@@ -42,7 +42,7 @@ class ForeignLoad:
             own: the group's processes, as NVML numbers them.
             now_s: by a monotonic clock.
             cpu: what this thread has used, in seconds.
-            seen: whether others are certainly, or very likely, there.
+            seen: whether others are certainly, or very likely, there, or would explain something.
         """
         if self._refused or not (self._pace if seen else self._pace_unseen).due(now_s):
             return

@@ -120,15 +120,18 @@ class GpuProbe:
             if card is not None and (listed := self._listed(card)) is not None:
                 self._tenant(name, uuid).starting(listed.keys())
 
-    def look(self, name: str, uuids: Sequence[str], pids: Sequence[int]) -> list[DeviceState]:
+    def look(
+        self, name: str, uuids: Sequence[str], pids: Sequence[int], *, suspected: bool = False
+    ) -> list[DeviceState]:
         """Look at a group's devices, in their order.
 
         Args:
             name: the group's.
             uuids: as `resolve` gives them.
             pids: the group's processes.
+            suspected: its tokens come late, and others on its devices may be why.
         """
-        return [self._look(name, uuid, pids) for uuid in uuids]
+        return [self._look(name, uuid, pids, suspected) for uuid in uuids]
 
     def forget(self, name: str) -> None:
         """A group's processes have ended."""
@@ -190,7 +193,7 @@ class GpuProbe:
             card.fixed[key] = value
         return card.fixed.get(key)
 
-    def _look(self, name: str, uuid: str, pids: Sequence[int]) -> DeviceState:
+    def _look(self, name: str, uuid: str, pids: Sequence[int], suspected: bool) -> DeviceState:
         card = self._card(uuid)
         if card is None:
             return DeviceState(uuid=uuid)
@@ -204,7 +207,7 @@ class GpuProbe:
         memory = self._ask(card, "nvmlDeviceGetMemoryInfo")
         listed = self._listed(card)
         used = None if memory is None else int(memory.used)
-        foreign = [] if listed is None else self._foreign(name, card, listed, used, pids)
+        foreign = [] if listed is None else self._foreign(name, card, listed, used, pids, suspected)
         return msgspec.structs.replace(
             shared,
             name=str(_text(self._fixed(card, "nvmlDeviceGetName")) or ""),
@@ -255,7 +258,13 @@ class GpuProbe:
         }
 
     def _foreign(
-        self, name: str, card: _Card, listed: dict[int, int | None], used: int | None, pids: Sequence[int]
+        self,
+        name: str,
+        card: _Card,
+        listed: dict[int, int | None],
+        used: int | None,
+        pids: Sequence[int],
+        suspected: bool,
     ) -> list[int]:
         """Others' processes on a device; what they compute is asked where there may be any."""
         tenants = self._tenant(name, card.uuid)
@@ -270,7 +279,7 @@ class GpuProbe:
             own,
             self._clock(),
             self._cpu,
-            seen=bool(foreign) or joined,
+            seen=bool(foreign) or joined or suspected,
         )
         return sorted({*foreign, *card.foreign.pids})
 

@@ -46,6 +46,9 @@ class ProbeSource(Protocol):
     def watch(self, name: str, pids: Sequence[int], devices: Sequence[str]) -> None:
         """Look at this group from now on."""
 
+    def suspect(self, name: str, suspected: bool) -> None:
+        """Its tokens come late, or do no more."""
+
     def forget(self, name: str) -> None:
         """Look at it no more."""
 
@@ -200,6 +203,7 @@ class JitterWatch:
         worker.health = watched.group.health(now) if self._enabled else GroupHealth()
         for record in records:
             log_record(record)
+        self._probes.suspect(worker.name, worker.health.state != "healthy")
         if worker.health.state != before:
             self._changed(worker)
 

@@ -75,6 +75,7 @@ class Probes:
         self._watched: dict[str, _Watched] = {}
         self._forgotten: set[str] = set()
         self._latest: dict[str, ProbeSample] = {}
+        self._suspected = frozenset[str]()
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -119,11 +120,21 @@ class Probes:
         if known is None:
             self._wake.set()
 
+    def suspect(self, name: str, suspected: bool) -> None:
+        """Say whether a group's tokens come late: who else is on its devices is then asked at every look.
+
+        Cheap where nothing has changed.
+        """
+        if suspected != (name in self._suspected):
+            with self._lock:
+                self._suspected = self._suspected | {name} if suspected else self._suspected - {name}
+
     def forget(self, name: str) -> None:
         """Look at it no more: its processes have ended. `latest` then has nothing of it."""
         with self._lock:
             self._watched.pop(name, None)
             self._latest.pop(name, None)
+            self._suspected -= {name}
             self._forgotten.add(name)
 
     def latest(self, name: str) -> ProbeSample | None:
@@ -182,7 +193,8 @@ class Probes:
         try:
             host = self._host.look(name, group.pids)
             gpu = self._gpu_probe(group.devices)
-            gpus = [] if gpu is None else gpu.look(name, gpu.resolve(group.devices), group.pids)
+            suspected = name in self._suspected
+            gpus = [] if gpu is None else gpu.look(name, gpu.resolve(group.devices), group.pids, suspected=suspected)
         except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
             # A kernel or driver that answers as none did that was tried: this group goes without, and the rest goes on.
             _log.warning("probe_failed", worker=name, error=repr(error))

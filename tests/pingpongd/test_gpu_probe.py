@@ -42,10 +42,10 @@ class Bench:
             self.player, same_pids=same_pids, descends=descends, clock=lambda: self.clock.now, cpu=self.clock.cpu
         )
 
-    def look(self, pids: Sequence[int] = (OURS,), uuid: str = H200) -> DeviceState:
+    def look(self, pids: Sequence[int] = (OURS,), uuid: str = H200, *, suspected: bool = False) -> DeviceState:
         self.clock.now += 1.0
         self.probe.begin()
-        return self.probe.look("gpu0", [uuid], pids)[0]
+        return self.probe.look("gpu0", [uuid], pids, suspected=suspected)[0]
 
 
 def test_an_idle_card_is_read_as_it_was_recorded() -> None:
@@ -286,6 +286,13 @@ class TestUnlisted:
         states = [bench.look([1, 2]) for _ in range(20)]
         assert {(tuple(state.foreign_pids), state.foreign_utilization) for state in states} == {((), 0.0)}
         assert self.asked(bench) == 4
+
+    def test_where_tokens_come_late_it_is_asked_at_every_look(self) -> None:
+        bench = self.bench()
+        bench.look([1, 2])
+        for _ in range(4):
+            bench.look([1, 2], suspected=True)
+        assert self.asked(bench) == 5
 
     def test_memory_that_nobody_listed_holds_shows_that_someone_came(self) -> None:
         bench = self.bench()

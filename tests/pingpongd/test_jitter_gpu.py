@@ -9,7 +9,7 @@ import structlog
 from structlog.testing import LogCapture
 
 from jitter_world import Group
-from nvml_player import NvmlPlayer
+from nvml_player import NvmlPlayer, process, sample
 from pingpong_bus.messages import EngineLimits, Heartbeat, HostState
 from pingpongd.config import JitterConfig, parse_config
 from pingpongd.gpu_probe import GpuProbe
@@ -25,15 +25,19 @@ FAULT_S = 12
 class GpuProbes:
     """The GPU half of `Probes`, looked at when the test's clock says so."""
 
-    def __init__(self, player: NvmlPlayer, own: Sequence[int]) -> None:
-        self.now, self.own = 0.0, own
+    def __init__(self, player: NvmlPlayer, own: Sequence[int], *, same_pids: bool) -> None:
+        self.now, self.own, self.suspected = 0.0, own, False
         self.probe = GpuProbe(
-            player, same_pids=True, descends=lambda pid, family: False, clock=lambda: self.now, cpu=float
+            player,
+            same_pids=same_pids,
+            descends=lambda pid, family: False,
+            clock=lambda: self.now,
+            cpu=lambda: 0.002 * sum("ProcessUtilization" in call for call in player.asked),
         )
 
     def latest(self, name: str) -> ProbeSample | None:
         self.probe.begin()
-        gpus = self.probe.look(name, self.probe.resolve(["cuda:0"]), self.own)
+        gpus = self.probe.look(name, self.probe.resolve(["cuda:0"]), self.own, suspected=self.suspected)
         return ProbeSample(at_s=self.now, host=HostState(), gpus=gpus)
 
     def start(self) -> None:
@@ -48,6 +52,9 @@ class GpuProbes:
     def watch(self, name: str, pids: Sequence[int], devices: Sequence[str]) -> None:
         pass
 
+    def suspect(self, name: str, suspected: bool) -> None:
+        self.suspected = suspected
+
     def forget(self, name: str) -> None:
         pass
 
@@ -55,11 +62,15 @@ class GpuProbes:
 class World:
     """One worker on the recorded card, which decodes all the time."""
 
-    def __init__(self, recording: str) -> None:
+    def __init__(self, recording: str, *, same_pids: bool = True, seconds: int = 40) -> None:
         self.player = NvmlPlayer(recording)
         self.player.show("one")
+        if not same_pids:  # nobody but our own is listed, and the memory of another was there before
+            self.player.changes["nvmlDeviceGetComputeRunningProcesses"] = [process(439, used=1 << 30)]
+            self.player.changes["nvmlDeviceGetMemoryInfo"] = {"used": 3 << 30, "total": 140 << 30}
+            self.player.changes["nvmlDeviceGetProcessUtilization"] = [sample(439, 90, 1)]
         own = self.player.frame.get("own") or [430]
-        self.probes = GpuProbes(self.player, own)
+        self.probes = GpuProbes(self.player, own, same_pids=same_pids)
         config = parse_config({"engine": "simulated", "groups": [{"name": "gpu0", "devices": ["cuda:0"]}]})
         self.worker = Worker(config.groups[0], "")
         self.watch = JitterWatch(
@@ -69,7 +80,7 @@ class World:
         self.worker.begin(starting(0.0), 1.0)
         self.watch.begins(self.worker)
         self.worker.limits, self.worker.state = LIMITS, "ready"
-        self.run(40)
+        self.run(seconds)
 
     def run(self, seconds: int, slow: float = 1.0) -> list[tuple[str, str | None]]:
         """So many seconds, each with the health that follows."""
@@ -159,6 +170,20 @@ def test_another_process_is_known_by_what_it_computes(lines: LogCapture) -> None
     cleared(world)
     whys = [entry["why"] for entry in lines.entries if entry["event"].startswith("decode_jitter") and "why" in entry]
     assert any("computed on GPU-" in why for why in whys)
+
+
+@pytest.mark.parametrize("seconds", range(40, 46))  # it is asked every five, where nobody is seen
+def test_another_process_that_nobody_lists_is_known_when_its_load_begins(seconds: int) -> None:
+    world = World("nvml_h200_loaded.json", same_pids=False, seconds=seconds)
+    seen = []
+    for second in range(1, FAULT_S + 1):
+        busy = (0, 2, 31, 50)[min(second, 4) - 1]  # NVML's samples lag by a second or two
+        world.player.changes["nvmlDeviceGetProcessUtilization"] = [sample(439, 60, second), sample(465, busy, second)]
+        seen += world.run(1, slow=2.0)
+    named = [number for number, (_, cause) in enumerate(seen, 1) if cause == "foreign_process"]
+    assert named, seen
+    assert named[0] <= RECOGNISED_S
+    assert seen[-1] == ("degraded", "foreign_process")
 
 
 def test_a_card_that_is_always_at_its_power_cap_is_not_slow_because_of_that() -> None:

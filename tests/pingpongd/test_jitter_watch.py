@@ -36,6 +36,7 @@ class FakeProbes:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.samples: dict[str, ProbeSample] = {}
+        self.suspected: dict[str, bool] = {}
 
     def start(self) -> None:
         self.calls.append(("start",))
@@ -48,6 +49,9 @@ class FakeProbes:
 
     def watch(self, name: str, pids: Sequence[int], devices: Sequence[str]) -> None:
         self.calls.append(("watch", name, list(pids), list(devices)))
+
+    def suspect(self, name: str, suspected: bool) -> None:
+        self.suspected[name] = suspected
 
     def forget(self, name: str) -> None:
         self.calls.append(("forget", name))
@@ -125,6 +129,16 @@ def lines() -> Iterator[LogCapture]:
 
 def named(lines: LogCapture, name: str) -> list[Any]:
     return [entry for entry in lines.entries if entry["event"] == name]
+
+
+def test_probes_look_closely_at_a_group_until_it_is_well() -> None:
+    desk = Desk()
+    desk.run(40)
+    assert desk.probes.suspected["a"] is False
+    desk.run(4, slow=2.0)
+    assert desk.probes.suspected["a"] is True
+    desk.run(30)
+    assert desk.probes.suspected["a"] is False
 
 
 def test_slow_tokens_make_a_group_degraded_and_others_hear_of_it(lines: LogCapture) -> None:
