@@ -20,6 +20,9 @@ _LOOKS = 3
 """The worst of so many looks counts."""
 _MEMORY = 0.03
 """What one healthy look counts of the usual."""
+_MEMORY_OF_LOW = 0.3
+"""The same of a clock that is lower: one that falls again and again while tokens come in time, as for prompts at the
+power cap, is usual there."""
 _OFTEN = 0.2
 """A reason is usual that is in force in this part of the healthy looks."""
 _MOST_PIDS = 64
@@ -46,6 +49,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """For reduced clocks, in force at any of the looks."""
     usual_reasons: frozenset[str] = frozenset()
     usual_mhz: float | None = None
+    """Rather the lower ones of those that are usual while it computes."""
     foreign: float | None = None
     """The part of the time in which others' processes computed there, 0 to 1; None: the driver does not say."""
     usual_foreign: float = 0.0
@@ -86,6 +90,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return found >= 2.0 * usual or 0.0 <= 1.0 - found <= 0.75 * (1.0 - usual)
 
 
+def _idle(state: DeviceState) -> bool:
+    return "gpu_idle" in state.throttle
+
+
 class _DeviceLooks:
     """What is usual of one GPU."""
 
@@ -98,18 +106,22 @@ class _DeviceLooks:
         self.xid: int | None = None
 
     def learn(self, state: DeviceState) -> None:
-        if state.sm_mhz is not None:
-            self.mhz = state.sm_mhz if self.mhz is None else self.mhz + _MEMORY * (state.sm_mhz - self.mhz)
+        if state.sm_mhz is not None and not _idle(state):
+            known = state.sm_mhz if self.mhz is None else self.mhz
+            memory = _MEMORY if state.sm_mhz > known else _MEMORY_OF_LOW
+            self.mhz = known + memory * (state.sm_mhz - known)
         for reason in {*self.reasons, *state.throttle}:
-            known = self.reasons.get(reason, 0.0)
-            self.reasons[reason] = known + _MEMORY * ((reason in state.throttle) - known)
+            part = self.reasons.get(reason, 0.0)
+            self.reasons[reason] = part + _MEMORY * ((reason in state.throttle) - part)
         if state.foreign_utilization is not None:
             self.foreign += _MEMORY * (state.foreign_utilization - self.foreign)
         self.pids = set(state.foreign_pids[:_MOST_PIDS])
         self.ecc_errors, self.xid = state.ecc_errors, state.xid
 
     def device(self, looks: Sequence[DeviceState]) -> Device:
-        lowest = min(looks, key=lambda state: state.sm_mhz if state.sm_mhz is not None else 1 << 30)
+        # Nothing holds the clock of an idle card down, and its is the lowest of all.
+        busy = [state for state in looks if not _idle(state)] or looks
+        lowest = min(busy, key=lambda state: state.sm_mhz if state.sm_mhz is not None else 1 << 30)
         latest = looks[-1]
         shares = [state.foreign_utilization for state in looks if state.foreign_utilization is not None]
         new_ecc = (latest.ecc_errors or 0) - self.ecc_errors if self.ecc_errors is not None else 0

@@ -106,7 +106,8 @@ class JitterGroup:
         if last is not None:
             gap_s = min(_LONGEST_GAP_BEATS * heartbeat_s, max(0.0, (message.at_ns - last.at_ns) / 1e9))
             told.gc_worker_ms += max(0.0, message.gc_ms - last.gc_ms)
-            told.gc_engine_ms += max(0.0, _engine_gc_ms(message) - _engine_gc_ms(last))
+            if last.scheduler is not None and message.scheduler is not None:  # else it is all since the engine's start
+                told.gc_engine_ms += max(0.0, message.scheduler.gc_ms - last.scheduler.gc_ms)
         waited = last is not None and last.waiting > 0 and message.waiting > 0
         still = waited and last is not None and message.steps == last.steps
         self._silent_s = self._silent_s + gap_s if still else 0.0
@@ -217,7 +218,3 @@ class JitterGroup:
             self.baseline.learn(known.counts, peers)
             if known.look is not None:
                 self.looks.learn(*known.look)
-
-
-def _engine_gc_ms(message: Heartbeat) -> float:
-    return message.scheduler.gc_ms if message.scheduler is not None else 0.0

@@ -96,6 +96,23 @@ def test_a_single_stall_is_noticed_at_once() -> None:
     assert found.worst_ms == pytest.approx(312.0)
 
 
+def test_a_collection_in_the_engine_explains_a_stall() -> None:
+    group = Group(3)
+    group.engine_gc_ms = 3000.0  # while it started
+    group.run(40)
+    group.engine_gc_ms += 250.0
+    group.second(group.stalled(group.counts(0.7), 312.0))
+    assert alarm(group).cause == "garbage_collection"
+    assert "250 ms in the engine's process" in alarm(group).why
+
+
+def test_collections_from_before_the_engine_told_of_them_explain_nothing() -> None:
+    group = known()
+    group.engine_gc_ms = 3000.0
+    group.second(group.stalled(group.counts(0.7), 312.0))
+    assert alarm(group).cause == "engine_stall"
+
+
 @pytest.mark.parametrize("ms", [40.0, 90.0, 110.0])
 def test_a_shorter_wait_is_none(ms: float) -> None:
     group = known()

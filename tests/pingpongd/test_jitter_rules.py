@@ -139,6 +139,7 @@ def test_the_table_has_every_cause_and_each_row_a_case() -> None:
         of(SLOW, host={"runnable_wait": 0.5}, usual={"runnable_wait": 0.45}),
         of(SLOW, host={"major_faults": 10.0}),
         of(SLOW, host={"pressure_cpu": 0.5}, usual={"pressure_cpu": 0.4}),
+        of(SLOW, host={"pressure_cpu": 0.8, "runnable_wait": 0.03}),  # others wait for cores, and it does not
     ],
 )
 def test_what_is_always_so_or_too_little_explains_nothing(evidence: Evidence) -> None:
@@ -217,6 +218,30 @@ def test_a_gpu_that_is_at_its_power_cap_all_the_time_is_not_slow_because_of_that
     assert cause_of(found.evidence(SLOW)).cause == "unknown"
     found.look(QUIET, [changed(capped, sm_mhz=1200)])
     assert cause_of(found.evidence(SLOW)).cause == "power_throttle"
+
+
+def test_a_clock_that_prompts_bring_down_again_and_again_is_not_why() -> None:
+    found = Looks()
+    for number in range(200):
+        look = changed(sm_mhz=1620, throttle=["sw_power_cap"]) if number % 4 == 0 else GPU
+        found.look(QUIET, [look])
+        found.learn(QUIET, [look])
+    found.look(HostState(runnable_wait=0.6), [changed(sm_mhz=1620, throttle=["sw_power_cap"])])
+    assert cause_of(found.evidence(SLOW)).cause == "cpu_starvation"
+    found.look(QUIET, [changed(sm_mhz=1300, throttle=["sw_power_cap"])])
+    assert cause_of(found.evidence(SLOW)).cause == "power_throttle"
+
+
+def test_the_low_clock_of_an_idle_card_is_no_fall() -> None:
+    found, idle = looks(), changed(sm_mhz=345, throttle=["gpu_idle"])
+    for _ in range(20):  # seconds with a few tokens only, of which the look saw none
+        found.learn(QUIET, [idle])
+    for state in (changed(sm_mhz=1965, throttle=["sw_power_cap"]), idle, GPU):
+        found.look(QUIET, [state])
+    (device,) = found.devices()
+    assert device.usual_mhz == 1980
+    assert device.state.sm_mhz == 1965
+    assert cause_of(found.evidence(SLOW)).cause == "unknown"
 
 
 def test_collections_of_the_latest_two_seconds_count() -> None:
