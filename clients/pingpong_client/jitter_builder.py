@@ -67,7 +67,7 @@ class _Episode:
 
     def finish(self, at: float, record: DecodeJitterEnded) -> None:
         if not self.changes:  # it began before the log does
-            self.began = at - record.seconds
+            self.began = min(at, max(0.0, at - record.seconds))
         self.devices, self.cause, self.end, self.state = record.devices, record.cause, record, "over"
         self.ended = min(at, self.began + record.seconds)
         self.worst_ms = max(self.worst_ms, record.worst_ms)
@@ -267,7 +267,11 @@ class JitterBuilder:
 
     def _cut(self, line: LogLine) -> None:
         """A daemon begins or ends: what went on there is over, and nobody says how."""
-        at, instance = line.at, msgspec.json.decode(line.data, type=_Instance)
+        at = line.at
+        try:
+            instance = msgspec.json.decode(line.data, type=_Instance)
+        except msgspec.ValidationError:  # another program's event of that name
+            return
         for episode in self._episodes.values():
             if episode.state == "going on" and episode.began <= at and instance.has(episode.id):
                 episode.state, episode.ended = "cut", at

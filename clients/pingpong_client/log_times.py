@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 _BEFORE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d|w)(?: ago)?")
 _UNITS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -53,7 +53,6 @@ def long(seconds: float) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
-    span = timedelta(seconds=whole)
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{span.days} d {span.seconds // 3600:02} h"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"

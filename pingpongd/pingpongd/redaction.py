@@ -43,7 +43,7 @@ _SECRETS: Final = (
     # By name: HF_TOKEN=..., "api_key": "...", --api-key ...; "token 5" and "key: value" of a sentence are none.
     (
         re.compile(
-            r"(?<![A-Za-z0-9])((?:[A-Za-z0-9_-]{0,40}(?:api[_-]?key|access[_-]?key|private[_-]?key|secret|passw(?:or)?d|"
+            r"(?<![A-Za-z0-9_-])((?:[A-Za-z0-9_-]*(?:api[_-]?key|access[_-]?key|private[_-]?key|secret|passw(?:or)?d|"
             r"credentials?|[_-]token)|authorization)[\"']?(?:\s*[:=]\s*|\s+(?=[\"'])))([\"']?)[^\s\"',;}\])]{4,}",
             re.IGNORECASE,
         ),

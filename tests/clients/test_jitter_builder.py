@@ -151,6 +151,11 @@ def test_joining_points_loses_nothing(found: list[tuple[float, int, float]]) -> 
     assert all(lowest <= point.p50_ms <= highest for point in points if point.tokens)
 
 
+def test_another_programs_line_of_that_name_ends_nothing() -> None:
+    report = report_of([written(0, jitter()), line(5, "daemon_started", instance=7)])
+    assert [one.state for one in report.episodes] == ["going on"]
+
+
 def test_a_clock_that_was_never_set_does_no_harm() -> None:
     report = report_of([b'{"event": "daemon_ready", "timestamp": "1970-01-01T00:00:05Z"}', *an_hour()])
     assert report.began == 5.0

@@ -20,6 +20,7 @@ SECRET = [
     "Authorization: Bearer abcdef.ghijkl-mnop",
     "headers={'authorization': 'Basic dXNlcjpwYXNz'}",
     "HF_TOKEN=abcdef123456",
+    "NAMEOFAPRODUCTTHATISLONGERTHANFORTYCHARACTERSAPIKEY=abcdef123456",
     '{"api_key": "abcdef123456"}',
     "--api-key 'abcdef123456'",
     "AWS AKIAABCDEFGHIJKLMNOP",
