@@ -26,6 +26,8 @@ _log = structlog.get_logger(__name__)
 _SHARE: Final = 0.003
 """Of a core: where looks take more, for many groups, they become rarer."""
 _STOP_S: Final = 2.0
+_ODD: Final = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""What comes of a kernel or a driver that answers as none did that was tried: the group goes without, not the rest."""
 
 
 class ProbeSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,8 +177,11 @@ class Probes:
     def _remember_tenants(self, watched: dict[str, _Watched]) -> None:
         """Of groups whose engines start: who is on their devices."""
         for name, group in watched.items():
-            if not group.pids and (gpu := self._gpu_probe(group.devices)) is not None:
-                gpu.starting(name, gpu.resolve(group.devices))
+            try:
+                if not group.pids and (gpu := self._gpu_probe(group.devices)) is not None:
+                    gpu.starting(name, gpu.resolve(group.devices))
+            except _ODD as error:
+                _log.warning("probe_failed", worker=name, error=repr(error))
 
     def _look(self, watched: dict[str, _Watched]) -> None:
         self._host.begin()
@@ -195,8 +200,7 @@ class Probes:
             gpu = self._gpu_probe(group.devices)
             suspected = name in self._suspected
             gpus = [] if gpu is None else gpu.look(name, gpu.resolve(group.devices), group.pids, suspected=suspected)
-        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
-            # A kernel or driver that answers as none did that was tried: this group goes without, and the rest goes on.
+        except _ODD as error:
             _log.warning("probe_failed", worker=name, error=repr(error))
             return None
         return None if host is None else ProbeSample(at_s=time.monotonic(), host=host, gpus=gpus)

@@ -133,6 +133,16 @@ def test_an_answer_that_is_not_understood_costs_one_groups_look(make: Make) -> N
     assert (capture.entries[0]["event"], capture.entries[0]["worker"]) == ("probe_failed", "a")
 
 
+def test_nor_does_one_about_a_group_that_starts_end_the_thread(make: Make) -> None:
+    player = NvmlPlayer()
+    player.changes["nvmlDeviceGetComputeRunningProcesses"] = [{"number": 7}]  # has no `pid`
+    probes = make(nvml=lambda: player)
+    probes.watch("a", [], ["cuda:0"])
+    until(lambda: "nvmlDeviceGetComputeRunningProcesses" in player.asked)
+    probes.watch("b", [os.getpid()], ["cpu:0"])
+    assert sample_of(probes, "b").host.rss_bytes > 0
+
+
 def test_many_groups_are_looked_at_more_seldom_and_not_at_more_cost(make: Make) -> None:
     probes = make(JitterConfig(probe_s=0.5), share=0.002)
     for index in range(60):
