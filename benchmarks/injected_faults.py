@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -19,9 +19,11 @@ from pingpong_bus.messages import JitterCause
 
 STOP_S = 0.3
 _STOP_EVERY_S = 1.5
-_HOG_STEP = 64 << 20
-_HOG_LEAVES = 192 << 20
-"""Bytes of the machine that the hog leaves: the kernel then takes the pages of programs and files away."""
+_CGROUPS = Path("/sys/fs/cgroup/memory")
+_LEFT_BYTES = 1 << 20
+"""For pages of programs and files, of what needs some hundred MiB of them."""
+
+_SQUEEZE_EVERY_S = 0.3
 
 _BUSY = "while True: pass"
 _ON_GPU = """
@@ -34,23 +36,6 @@ while True:
     for _ in range(20):
         b = a @ a
     torch.cuda.synchronize()
-"""
-_HOG = f"""
-import mmap, time
-open("/proc/self/oom_score_adj", "w").write("1000")  # if the kernel has to kill, it shall be this
-def available():
-    return next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith("MemAvailable")) * 1024
-held = []
-while True:
-    while available() > {_HOG_LEAVES}:
-        block = mmap.mmap(-1, {_HOG_STEP})
-        for at in range(0, {_HOG_STEP}, 4096):
-            block[at] = 1
-        held.append(block)
-    for block in held:
-        for at in range(0, {_HOG_STEP}, 4096):
-            block[at] = 1
-    time.sleep(0.01)
 """
 
 
@@ -123,9 +108,46 @@ def load_gpu(target: Target) -> AbstractAsyncContextManager[None]:
     return _processes([[sys.executable, "-c", _ON_GPU]], {"CUDA_VISIBLE_DEVICES": target.gpu}, announced=True)
 
 
-def hog_memory(target: Target) -> AbstractAsyncContextManager[None]:  # noqa: ARG001 - it is the machine's memory
-    """A process that takes nearly all of the machine's memory."""
-    return _processes([[sys.executable, "-c", _HOG]])
+@contextmanager
+def own_memory_cgroup() -> Iterator[None]:
+    """Put this process, and what it starts from now on, into a memory cgroup (v1) of its own; takes root.
+
+    The page cache is dropped before: pages count for the cgroup that reads them first.
+    """
+    line = next(it for it in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in it)
+    before, own = _CGROUPS / line.split(":", 2)[2].lstrip("/"), _CGROUPS / f"pingpong-{os.getpid()}"
+    own.mkdir()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        (own / "cgroup.procs").write_text(str(os.getpid()))
+        (own / "memory.oom_control").write_text("1")  # whoever gets no memory waits until the limit is lifted
+        yield
+    finally:
+        (before / "cgroup.procs").write_text(str(os.getpid()))
+        own.rmdir()
+
+
+@asynccontextmanager
+async def squeeze_memory(target: Target) -> AsyncIterator[None]:  # noqa: ARG001 - all that we have started
+    """The limit of `own_memory_cgroup` is lowered again and again until hardly any room is left for pages of programs
+    and files: they are dropped, and read from the disk anew."""
+    folder = _CGROUPS / f"pingpong-{os.getpid()}"
+    limit = folder / "memory.limit_in_bytes"
+
+    async def squeeze() -> None:
+        while True:
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            least = int((folder / "memory.usage_in_bytes").read_text()) - int(stat["total_cache"]) + _LEFT_BYTES
+            with suppress(OSError):  # it could not be brought so far down; what could be dropped was
+                await asyncio.to_thread(limit.write_text, str(least))
+            await asyncio.sleep(_SQUEEZE_EVERY_S)
+            limit.write_text("-1")
+
+    async with _beside(squeeze()):
+        try:
+            yield
+        finally:
+            limit.write_text("-1")
 
 
 @asynccontextmanager
@@ -142,12 +164,19 @@ async def stop_at_random(target: Target) -> AsyncIterator[None]:
                 process.send_signal(signal.SIGCONT)
             await asyncio.sleep(draw.expovariate(1 / _STOP_EVERY_S))
 
-    task = asyncio.create_task(stop_and_go())
+    async with _beside(stop_and_go()):
+        yield
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Do something for as long as it is entered."""
+    task = asyncio.create_task(work)
     try:
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError):
             await task
 
 
@@ -156,7 +185,7 @@ FAULTS = {
     for fault in (
         Fault("cpu", ("cpu_starvation",), starve),
         Fault("stop", ("engine_stall",), stop_at_random),
-        Fault("memory", ("memory_pressure",), hog_memory),
+        Fault("memory", ("memory_pressure",), squeeze_memory),
         Fault("gpu", ("foreign_process",), load_gpu),
     )
 }

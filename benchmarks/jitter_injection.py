@@ -31,7 +31,7 @@ import msgspec
 import psutil
 
 from commands import command
-from injected_faults import FAULTS, Fault, Target
+from injected_faults import FAULTS, Fault, Target, own_memory_cgroup
 from local_daemon import LogEvent, local_daemon
 from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.errors import UsageError
@@ -225,6 +225,8 @@ async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     cores = {group.name: group.cores for group in config.groups}
     with ExitStack() as stack:
         log = stack.enter_context(options.log.open("w")) if options.log else None
+        if "memory" in options.faults:
+            stack.enter_context(own_memory_cgroup())
 
         def take(event: LogEvent) -> None:
             seen.take(event)
