@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,16 @@ def test_a_command_is_heard_while_it_runs_and_killed_when_it_takes_too_long() ->
     assert (done.returncode, done.stdout, done.stderr, lines) == (0, "one\n", "no\n", ["one\n"])
     with pytest.raises(subprocess.TimeoutExpired):
         run_watched([sys.executable, "-c", program.format(600)], 1.0)
+
+
+def test_what_takes_too_long_is_killed_with_what_it_has_started() -> None:
+    """As `uv tool run pip` starts a pip, which holds the pipe open."""
+    inner = "import time; print('one', flush=True); time.sleep(600)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    began = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_watched([sys.executable, "-c", outer], 2.0)
+    assert time.monotonic() - began < 60
 
 
 def test_two_callers_share_one_conversion(commands: Commands, tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import psutil
 
 
 def run_watched(
@@ -14,7 +17,7 @@ def run_watched(
 
     Args:
         command: and its arguments.
-        limit_s: it is killed after so many seconds.
+        limit_s: it is killed after so many seconds, with all that it has started.
         on_line: called with each line of its standard output, as soon as that is there.
 
     Returns:
@@ -35,7 +38,9 @@ def run_watched(
 
         def give_up() -> None:
             late.set()
-            process.kill()
+            for one in _family(process.pid):  # they hold the pipes, too
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
 
         reading = threading.Thread(target=lambda: errors.extend(complaints), daemon=True)
         limit = threading.Timer(limit_s, give_up)
@@ -53,3 +58,12 @@ def run_watched(
     if late.is_set():
         raise subprocess.TimeoutExpired(command, limit_s)
     return subprocess.CompletedProcess(command, process.returncode, "".join(lines), "".join(errors))
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """A process and all that descend from it; none where it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
