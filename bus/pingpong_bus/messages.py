@@ -1053,6 +1053,11 @@ class WorkerStatus(_Value, frozen=True):
     kv_held_tokens: int = 0
     """Set aside for the full lengths of open hops."""
 
+    @property
+    def serves(self) -> bool:
+        """Whether its worker runs hops and tells of itself; of others, what was told last is not the case any more."""
+        return self.state in ("ready", "draining")
+
 
 class StoreStatus(_Value, frozen=True):
     """Where chains are kept."""

@@ -42,13 +42,13 @@ _SHORT_UUID = 13
 
 def gpu_blocks(workers: Sequence[WorkerStatus], width: int) -> tuple[Text, list[Block]]:
     """The heading, and a block for each GPU; none where there are none, or NVML is not there."""
-    blocks = [_gpu(worker.name, device, width) for worker in workers for device in worker.gpus]
+    blocks = [_gpu(worker.name, device, width) for worker in workers if worker.serves for device in worker.gpus]
     return heading(GPU_COLUMNS, width), blocks
 
 
 def host_blocks(workers: Sequence[WorkerStatus], width: int) -> tuple[Text, list[Block]]:
     """The heading, and a block for each group's processes."""
-    blocks = [_host(worker, worker.host, width) for worker in workers if worker.host is not None]
+    blocks = [_host(worker, worker.host, width) for worker in workers if worker.serves and worker.host is not None]
     return heading(HOST_COLUMNS, width), blocks
 
 

@@ -66,7 +66,7 @@ def state_of(worker: WorkerStatus) -> str:
 def _block(worker: WorkerStatus, rates: TokenRates, width: int, *, ascii_only: bool) -> Block:
     state = state_of(worker)
     styled = Text(state, style=_STYLES.get(state, ""))
-    if worker.state != "ready" and worker.state != "draining":
+    if not worker.serves:
         return _absent(worker, styled, width, ascii_only=ascii_only)
     itl, limits = worker.itl, worker.limits
     rate = rates.of(worker.name)

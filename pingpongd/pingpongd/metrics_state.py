@@ -24,15 +24,12 @@ from pingpong_bus.messages import (
     HostState,
     JitterCause,
     StatusReply,
-    WorkerState,
     WorkerStatus,
 )
 
 _CHAIN_STATES: Final[tuple[ChainState, ...]] = ("queued", "running")
 _DAEMON_STATES: Final = ("starting", "ready", "degraded", "draining")
 _HEALTH_STATES: Final[tuple[HealthState, ...]] = get_args(HealthState)
-_SERVING: Final[frozenset[WorkerState]] = frozenset({"ready", "draining"})
-"""Of the others no heartbeats come, and nobody looks at their processes and devices."""
 _CAUSES: Final[tuple[JitterCause, ...]] = get_args(JitterCause)
 _MB = 1e6
 
@@ -71,7 +68,7 @@ class StateCollector(Collector):
         yield from _of_store(status)
         yield from _of_workers(status.workers)
         yield from _of_jitter(status.workers)
-        serving = [it for it in status.workers if it.state in _SERVING]
+        serving = [it for it in status.workers if it.serves]
         yield from _of_serving(serving)
         yield from _of_hosts([(it.name, it.host) for it in serving if it.host is not None])
         yield from _of_gpus([(it.name, gpu) for it in serving for gpu in it.gpus])

@@ -145,6 +145,13 @@ async def test_status_waits_under_bars_on_a_terminal(link, daemon, quick, monkey
     assert "instance default: ready" in outcome.out
 
 
+async def test_a_terminal_that_cannot_move_its_cursor_gets_lines(link, daemon, quick, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("fake_daemon.io.StringIO", Terminal)
+    daemon.edit_status = starting(2)
+    assert "w0: loading the weights" in (await link.command("status", "--wait")).err
+
+
 async def test_a_daemon_that_ends_while_it_starts_is_not_waited_for(link, daemon, quick):
     def end(status):
         daemon.refuse[GetStatus] = DaemonUnavailable("it has ended.")

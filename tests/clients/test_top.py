@@ -225,6 +225,13 @@ def test_what_others_do_on_a_gpu_and_its_errors_are_said():
     assert text.startswith("other processes: 4242, 4243, busy 40% of the time; 2 uncorrected ECC errors; XID 79")
 
 
+def test_what_a_group_that_does_not_serve_was_at_is_not_shown():
+    gone = group("gpu1", state="failed", stage="given up: it ended with signal 9")
+    lines = drawn(seen([group("gpu0"), gone]))
+    assert sum(line.startswith("gpu0 ") for line in lines) == 3
+    assert sum(line.startswith("gpu1 ") for line in lines) == 1
+
+
 def test_text_from_elsewhere_cannot_move_the_cursor():
     chains = [chain(1, name="a\x1b[2Jb\nc", agent="x\ry", worker="\x07w")]
     lines = drawn(seen([group("g\x1bpu", state="failed", stage="x\x1b[31m", failure="\x1b[H")], chains))

@@ -18,7 +18,7 @@ POLL_S = 0.25
 async def until_started(context: Context, client: AsyncClient) -> None:
     """Return once the daemon serves, at once where it does; a daemon that drains is not waited for.
 
-    Bars on standard error tell how far it has come; where that is no terminal, a line for each new stage.
+    Bars on standard error tell how far it has come; where that is no terminal for them, a line for each new stage.
 
     Raises:
         DaemonUnavailable: it has ended.
@@ -26,7 +26,8 @@ async def until_started(context: Context, client: AsyncClient) -> None:
     status = await client.status()
     if status.state != "starting":
         return
-    bars = StartBars(Console(file=context.stderr)) if context.stderr.isatty() else None
+    console = Console(file=context.stderr)
+    bars = StartBars(console) if context.stderr.isatty() and not console.is_dumb_terminal else None
     told: set[str] = set()
     try:
         while status.state == "starting":
