@@ -27,6 +27,9 @@ _JUDGE_S = 0.9
 _UNHEARD_S = 1.5
 """A group of which nothing was heard for so long is judged all the same."""
 _TICK_S = 1.0
+_STALE_S, _STALE_LOOKS = 15.0, 3.0
+"""A look is worth nothing after so long, and so many times the time between two: a driver may hang, and the thread in
+it."""
 _HELD_UP_S = 1.0
 """Where this process was held up for so long, it says nothing that workers were silent meanwhile."""
 
@@ -156,17 +159,22 @@ class JitterWatch:
         group = watched.group
         if worker.figures is not group.figures:
             group.measured(worker.figures)
-        if self._enabled:
-            if message.pids:
-                self._probes.watch(worker.name, message.pids, worker.group.devices)
-            self._look(watched)
+        if self._enabled and message.pids:
+            self._probes.watch(worker.name, message.pids, worker.group.devices)
+        self._look(watched, now)
         group.beat(message, now, worker.heartbeat_s)
         if group.judged_s is None or now - group.judged_s >= _JUDGE_S:
             self._judge(watched, now)
 
-    def _look(self, watched: _Watched) -> None:
+    def _look(self, watched: _Watched, now: float) -> None:
         sample = self._probes.latest(watched.worker.name)
-        if sample is None or sample.at_s <= watched.looked_s:
+        longest_s = max(_STALE_S, _STALE_LOOKS * self._config().jitter.probe_s)
+        if sample is None or now - sample.at_s > longest_s:
+            if watched.worker.host is not None:
+                watched.worker.host, watched.worker.gpus = None, []
+                watched.group.looks.forget_processes()
+            return
+        if sample.at_s <= watched.looked_s:
             return
         watched.looked_s = sample.at_s
         watched.worker.host, watched.worker.gpus = sample.host, sample.gpus

@@ -178,6 +178,19 @@ def test_what_probes_say_is_shown_and_names_the_cause(lines: LogCapture) -> None
     assert line["evidence"]["gpu0_sm_mhz"] == 1095
 
 
+def test_what_probes_said_long_ago_is_neither_shown_nor_a_cause() -> None:
+    desk, hot = Desk(), DeviceState(uuid="GPU-9", sm_mhz=1095, sm_max_mhz=1980, throttle=["sw_thermal_slowdown"])
+    desk.run(40)
+    desk.sample("a", hot)
+    desk.run(10)
+    worker = desk.workers["a"]
+    assert worker.gpus == [hot]
+    desk.run(10)  # the driver hangs
+    assert (worker.host, worker.gpus) == (None, [])
+    desk.run(4, slow=2.0)
+    assert worker.health.cause == "unknown"
+
+
 def test_time_between_tokens_is_summed_up_and_logged(lines: LogCapture) -> None:
     desk = Desk(log_s=5)
     desk.run(40)
