@@ -39,7 +39,7 @@ _NOTE = (
     '<p class="note">Times are ms between two tokens of an answer while nothing but decodes ran. <i>usual</i>: the '
     "group's own median, learned; <i>p50</i> and <i>p99</i>: medians of what the log's lines say, weighed by their "
     "tokens; <i>late</i>: more than 1.5 times the usual; <i>avoided</i>: how long it was routed around; "
-    "<i>lost</i>: what late tokens took beyond the usual, all answers together.</p>"
+    "<i>lost</i>: what tokens took beyond the usual in episodes that are over, all answers together.</p>"
 )
 
 
