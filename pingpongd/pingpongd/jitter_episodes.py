@@ -61,7 +61,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     weak: int = 0
     """In a row, those that pointed to a less telling cause than the one that is believed."""
     slow_s: int = 0
-    """With a slow median and no reason for it."""
+    """With a slow median or many late tokens, and no reason for it."""
     relapses: int = 0
     """Times that tokens came late while the group was recovering."""
 
@@ -182,7 +182,7 @@ def _late(state: GroupState, tick: Tick, found: Finding, named: Named) -> tuple[
                 evidence=episode.finding.evidence,
             )
         )
-    unexplained = "median" in verdict.troubles and found.cause == "unknown"
+    unexplained = found.cause == "unknown" and not {"median", "late"}.isdisjoint(verdict.troubles)
     weight = ADOPT_S // ADOPT_GUESS_S if verdict.guessed else 1
     episode = msgspec.structs.replace(
         _counted(episode, verdict, tick.chains),

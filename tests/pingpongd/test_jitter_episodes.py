@@ -178,6 +178,15 @@ def test_what_goes_on_for_long_without_a_reason_becomes_usual() -> None:
     assert group.jitter.baseline.known_ms(("decode", 1, 0)) == pytest.approx(32.0, rel=0.1)
 
 
+def test_so_do_late_tokens_that_go_on_for_long() -> None:
+    group = Group(3, step_ms=8.6, sigma=0.03)
+    group.run(60)
+    for _ in range(1500):
+        group.second(group.counts(0.9), group.counts(0.1, slow=2.0))
+    assert group.health == "healthy"
+    assert len(group.of(DecodeJitter)) == 1
+
+
 def test_the_end_of_its_worker_ends_it() -> None:
     group = known()
     group.run(4, slow=2.0)
