@@ -23,6 +23,8 @@ _WAIT, _WAIT_OVER = 0.10, 0.08
 _THROTTLED = 0.05
 _STEAL, _STEAL_OVER = 0.08, 0.06
 _PRESSURE_CPU, _PRESSURE_CPU_OVER = 0.30, 0.20
+_OWN_WAIT = 0.05
+"""Tasks that wait for a core are others' where the group's own busiest thread waits less."""
 _PRESSURE_MEMORY = 0.05
 _FAULTS = 20.0
 """Major faults a second of the group's processes: each waits for a disk."""
@@ -158,6 +160,11 @@ def _rate(name: str, text: str) -> Callable[[Evidence], str]:
     return say
 
 
+def _crowded(evidence: Evidence) -> bool:
+    crowded = evidence.above("pressure_cpu", _PRESSURE_CPU, _PRESSURE_CPU_OVER)
+    return crowded and not evidence.gpus and evidence.host.get("runnable_wait", 1.0) >= _OWN_WAIT
+
+
 def _only_beside_appends(evidence: Evidence) -> bool:
     return evidence.verdict.troubles == ("appends",)
 
@@ -266,7 +273,7 @@ TABLE: Final[tuple[Row, ...]] = (
     Row(
         "cpu_pressure",
         "cpu_starvation",
-        lambda evidence: evidence.above("pressure_cpu", _PRESSURE_CPU, _PRESSURE_CPU_OVER) and not evidence.gpus,
+        _crowded,
         _rate("pressure_cpu", "tasks waited for a core for {} of the time"),
     ),
     Row("stall", "engine_stall", _stood_still, _stall),
