@@ -24,6 +24,9 @@ _SHOWN = 20
 """Episodes in the table; JSON and HTML have more."""
 _WIDE = 150
 """Cells from which on the reason of an episode fits into its row."""
+_NARROW = 96
+"""Cells below which some columns are left out, so that names of devices and causes stay whole."""
+_LEFT_OUT = frozenset({"tokens", "avoided", "chains"})
 
 
 def report_lines(report: JitterReport, width: int | None = None) -> list[str]:
@@ -35,7 +38,7 @@ def report_lines(report: JitterReport, width: int | None = None) -> list[str]:
     lines = [_heading(report), ""]
     if not report.groups:
         return [*lines, "no group has decoded in this time, or its daemon does not watch ([jitter] enabled)"]
-    lines += format_table(GROUP_HEADERS, [group_row(one) for one in report.groups], right=range(2, 11), width=width)
+    lines += _table(GROUP_HEADERS, [group_row(one) for one in report.groups], 2, width)
     lines += ["", *strips(report, width or _WIDTH)]
     if not report.episodes:
         return [*lines, "", "no episode of late tokens"]
@@ -158,11 +161,19 @@ def _episode_lines(report: JitterReport, width: int | None) -> list[str]:
     if width is None or width >= _WIDE:
         return [heading, *format_table(EPISODE_HEADERS, rows, right=range(3, 9), width=width)]
     # The reason is a sentence, which no narrow column holds: it gets a line of its own.
-    table = format_table(EPISODE_HEADERS[:-1], [row[:-1] for row in rows], right=range(3, 9), width=width)
+    table = _table(EPISODE_HEADERS[:-1], [row[:-1] for row in rows], 3, width)
     lines = [heading, table[0]]
     for line, row in zip(table[1:], rows, strict=True):
         lines += [line, clip(f"  {clean(row[-1], lines=False)}", width)]
     return lines
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], texts: int, width: int | None) -> list[str]:
+    """A table whose first columns, so many, are texts, and the others numbers."""
+    narrow = width is not None and width < _NARROW
+    kept = [at for at, name in enumerate(headers) if not (narrow and name in _LEFT_OUT)]
+    shown = [[row[at] for at in kept] for row in rows]
+    return format_table([headers[at] for at in kept], shown, right=range(texts, len(kept)), width=width)
 
 
 def _cause_lines(report: JitterReport, width: int | None) -> list[str]:

@@ -66,6 +66,9 @@ def test_text_fits_a_terminal(width: int) -> None:
     lines = report_lines(report(an_hour()), width)
     assert max(map(cell_len, lines)) <= max(width, 80)  # columns of numbers do not give way
     assert any("sw_thermal" in line or "the SM clock" in line for line in lines)
+    if width >= 80:
+        assert any(f"{GPU1[:9]}" in line and "gpu1" in line for line in lines)
+        assert any("thermal throttle " in line and "gpu1" in line for line in lines)
 
 
 def test_json_is_one_document_that_can_be_read_back(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
