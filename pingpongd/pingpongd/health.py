@@ -48,7 +48,7 @@ class Health(msgspec.Struct, frozen=True):
     live: bool
     """False: nothing but another start will help."""
     ready: bool
-    """Whether a chain that is submitted now would be accepted and run."""
+    """Whether a chain that is submitted now would be accepted, while the queue has room, and run."""
     state: DaemonState
     reasons: list[str]
     """What is wrong, or not there yet, in sentences."""
