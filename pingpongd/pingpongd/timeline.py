@@ -123,10 +123,10 @@ class _Timeline:
         for name in self._dirty:
             self._groups[name].plan()
         self._dirty.clear()
-        group = min(self._groups.values(), key=_next)
-        now = group.next
-        if now == inf:
+        group = min(self._groups.values(), key=_next, default=None)
+        if group is None or group.next == inf:
             return False
+        now = group.next
         group.advance(now)
         due = [task for task in group.tasks if task is group.due or 0.0 < task.rate * NOTHING >= task.left]
         for task, stage in [(task, task.stage) for task in due]:

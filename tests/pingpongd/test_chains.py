@@ -407,6 +407,25 @@ def test_a_restart_goes_on_from_the_last_finished_agent(service: Service) -> Non
     assert [agent.output_ids for agent in result.agents] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
 
 
+@pytest.mark.parametrize("mode", ["auto", "serial", "ping-pong", "overlap"])
+def test_a_chain_of_which_only_the_end_was_not_kept_ends_after_a_restart(mode: str) -> None:
+    service = Service(H200)  # so that what is left of it is predicted: nothing
+    try:
+        number = service.submit(chain_reading([set()]) if mode != "ping-pong" else chain_reading(PAIR), mode)
+        agents = len(service.record(number).agents)
+        while len(service.store.outcomes.get(number, {})) < agents:
+            for worker in service.fleet.workers.values():
+                for hop in list(worker.running.values()):
+                    advance(worker, hop)
+                while worker.reports and len(service.store.outcomes.get(number, {})) < agents:
+                    service.deliver(worker)
+        service.kill()
+        service.settle()
+        assert service.result(number).state == "finished"
+    finally:
+        service.close()
+
+
 def test_an_agent_whose_upstream_is_lost_counts_for_nothing(service: Service) -> None:
     number = service.submit(chain_reading(TRIO), "ping-pong")
     service.settle()
