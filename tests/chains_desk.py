@@ -88,6 +88,7 @@ class FakeWorker:
         self.group = GroupConfig(name=name, devices=["cpu:0"])
         self.gpus: list[DeviceState] = []
         self.health = GroupHealth()
+        self.kv_held_tokens = 0
         self.reachable = True
         self.running: dict[str, FakeHop] = {}
         self.reports: deque[WorkerMessage] = deque()

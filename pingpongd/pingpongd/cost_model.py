@@ -99,14 +99,7 @@ class CostModel:
         placed = [
             AgentProgress("", Stage.ENDED) if at in done else AgentProgress(name) for at, name in enumerate(groups)
         ]
-        beside = self._beside(frozenset(groups))
-        own, walked = self._walk(shape, placement, placed, beside)
-        if beside and any(task.stage is not Stage.ENDED for task in own):
-            # It waits for one that waits for a group to come back, or the like: that will be seen to, and not by us.
-            beside = ()
-            own, walked = self._walk(shape, placement, placed, beside)
-        delay = sum(_end(tasks) for tasks in walked) - self._alone(beside) if beside else 0.0
-        return Cost(_prediction(own, placement, tuple(groups)), max(0.0, delay))
+        return self._cost_of(RunningChain(shape, placement, tuple(placed)), tuple(groups))
 
     def rest(self, chain: RunningChain) -> Cost:
         """What is left of a chain that runs, from now on, and by how much it delays the others; it is none of them.
@@ -114,13 +107,16 @@ class CostModel:
         Args:
             chain: as far as it has come; all groups that it has work for have figures.
         """
+        return self._cost_of(chain, tuple(agent.group for agent in chain.agents))
+
+    def _cost_of(self, chain: RunningChain, groups: tuple[str, ...]) -> Cost:
         beside = self._beside(frozenset(agent.group for agent in chain.agents if agent.stage is not Stage.ENDED))
         own, walked = self._walk(chain.shape, chain.placement, chain.agents, beside)
-        if beside and any(task.stage is not Stage.ENDED for task in own):  # as in `predict`
+        if beside and any(task.stage is not Stage.ENDED for task in own):
+            # It waits for one that waits for a group to come back, or the like: that will be seen to, and not by us.
             beside = ()
             own, walked = self._walk(chain.shape, chain.placement, chain.agents, beside)
         delay = sum(_end(tasks) for tasks in walked) - self._alone(beside) if beside else 0.0
-        groups = tuple(agent.group for agent in chain.agents)
         return Cost(_prediction(own, chain.placement, groups), max(0.0, delay))
 
     def series_ends(self, shape: ChainShape, group: str, done: frozenset[int] = frozenset()) -> tuple[float, ...]:

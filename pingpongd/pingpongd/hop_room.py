@@ -142,6 +142,7 @@ class HopRoom:
         """Its worker is gone with all that its hops held."""
         self._ledgers.pop(group, None)
         self._alone.pop(group, None)
+        self._note_held(group)
 
     def gone(self, record: ChainRecord, index: int) -> str | None:
         """Why no group will ever run the agent: the one that its chain names is gone, or the engines that are left are
@@ -216,7 +217,8 @@ class HopRoom:
     def _note_held(self, group: str) -> None:
         """Have the group's status say what is set aside."""
         if self.fleet is not None:
-            self.fleet.workers[group].kv_held_tokens = self._ledgers[group].held_tokens
+            ledger = self._ledgers.get(group)
+            self.fleet.workers[group].kv_held_tokens = ledger.held_tokens if ledger is not None else 0
 
     async def changed(self) -> None:
         """Wait until room is given back, a group begins to serve or an agent waits no more, and the held hops have had

@@ -16,7 +16,7 @@ from pingpongd.agent_task import Stage
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import LIVE, Phase
 from pingpongd.chain_state import Stage as ChainStage
-from pingpongd.cost_model import CostModel, RunningChain, cached_prefix
+from pingpongd.cost_model import CostModel, EngineCosts, RunningChain, cached_prefix
 from pingpongd.hop_room import HopRoom
 from pingpongd.jitter_episodes import RECOVERING_S
 from pingpongd.moving import MOST_MOVES, WORTH_MS, LateHop, Move, Seat, Spells, moves
@@ -52,6 +52,7 @@ class Mover:
         """Whether hops are moved; agents that have not started go elsewhere all the same."""
         self._room = room
         self._planner = planner
+        self._costs = EngineCosts()
         self._asked: dict[str, _Asked] = {}
         self._looked_ns: dict[str, int] = {}
         """When the hops on late groups were looked at, those that were."""
@@ -128,7 +129,9 @@ class Mover:
         if not due:
             return []
         now_ns, late, found = time.monotonic_ns(), list[LateHop](), list[Move]()
-        model = CostModel([msgspec.structs.replace(view, degraded=False) for view in self._room.groups()])
+        model = CostModel(
+            [msgspec.structs.replace(view, degraded=False) for view in self._room.groups()], costs=self._costs
+        )
         for hop in due:
             record, index, group = hops[hop]
             if record.state.phases[index] is Phase.READING:

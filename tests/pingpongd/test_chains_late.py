@@ -232,7 +232,9 @@ def test_room_is_given_back_where_the_worker_dies_meanwhile(service: Service) ->
     write(service, worker, 4)
     behind(service, number)
     set_health(service, group, LATE)
+    assert worker.kv_held_tokens > 0
     service.lose(worker)
+    assert worker.kv_held_tokens == 0
     assert finish(service, number).agents[0].output_ids == [0, 1, 2]
     assert all(not ledger.held for ledger in service.chains.runs.room._ledgers.values())
 
