@@ -79,6 +79,28 @@ class TracedChain(msgspec.Struct, frozen=True, kw_only=True):
         return self.ended_ns if ms is None else self.submitted_ns + int(ms * 1e6)
 
 
+def without_unneeded(traced: TracedChain) -> TracedChain:
+    """The same chain, of which the same spans can be made, without what they do not tell: that may be megabytes."""
+    chain, result, texts = traced.chain, traced.result, traced.texts
+    replace = msgspec.structs.replace
+    if not texts:
+        chain = replace(chain, agents=[_without_prompt(agent) for agent in chain.agents], inputs={}, description="")
+    found = [replace(it, output_ids=[], prompt_ids=None, text=it.text if texts else "") for it in result.agents]
+    return replace(traced, chain=chain, result=replace(result, agents=found))
+
+
+def _without_prompt(agent: Agent) -> Agent:
+    """Of the prompt its kind alone is kept."""
+    return msgspec.structs.replace(
+        agent,
+        system=None,
+        prompt=None,
+        messages=None,
+        raw_prompt=None if agent.raw_prompt is None else "",
+        prompt_ids=None if agent.prompt_ids is None else [],
+    )
+
+
 def spans_of(traced: TracedChain) -> list[SpanPlan]:
     """All spans of a chain, each after its parent and those that it is linked to."""
     result = traced.result

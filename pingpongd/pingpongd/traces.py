@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pingpongd.trace_spans import SCHEMA_URL, SpanPlan, TracedChain, spans_of
+from pingpongd.trace_spans import SCHEMA_URL, SpanPlan, TracedChain, spans_of, without_unneeded
 
 _log = structlog.get_logger()
 _MOST_WAITING: Final = 256
@@ -67,7 +67,7 @@ class Traces:
     def chain_ended(self, traced: TracedChain) -> None:
         """Have a chain's spans sent; returns at once."""
         try:
-            self._waiting.put_nowait(traced)
+            self._waiting.put_nowait(without_unneeded(traced))
         except queue.Full:
             self._drop("too many chains wait to be sent")
 

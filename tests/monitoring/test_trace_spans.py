@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
+
 from pingpong_bus.messages import AgentResult, AppendEntry, HopEntry
-from pingpongd.trace_spans import MOST_APPENDS, SpanPlan, spans_of
+from pingpongd.trace_spans import MOST_APPENDS, SpanPlan, spans_of, without_unneeded
 from traced_chain import SECRET, at, changed, traced
 
 
@@ -77,6 +80,21 @@ def test_nothing_of_a_text_is_told_unless_it_is_asked_for() -> None:
     failed = changed(state="failed", error=f"agent: {SECRET}")
     assert SECRET not in repr([*spans_of(traced()), *spans_of(failed)])
     assert not any("messages" in name for plan in spans_of(traced()) for name in plan.attributes)
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_spans_are_the_same_without_what_they_do_not_tell(texts: bool) -> None:
+    agents = [msgspec.structs.replace(it, output_ids=[1, 2], prompt_ids=[3]) for it in traced().result.agents]
+    whole = msgspec.structs.replace(changed(agents=agents), texts=texts)
+    raw = [msgspec.structs.replace(it, system=None, prompt=None, messages=None) for it in whole.chain.agents]
+    raw = [msgspec.structs.replace(raw[0], raw_prompt=SECRET), msgspec.structs.replace(raw[1], prompt_ids=[7])]
+    other = msgspec.structs.replace(whole, chain=msgspec.structs.replace(whole.chain, agents=raw))
+    for given in (whole, other):
+        kept = without_unneeded(given)
+        assert spans_of(kept) == spans_of(given)
+        assert all((it.output_ids, it.prompt_ids) == ([], None) for it in kept.result.agents)
+        assert texts or SECRET not in repr([it.text for it in kept.result.agents])
+        assert texts or all(not it.raw_prompt and not it.prompt and not it.messages for it in kept.chain.agents)
 
 
 def test_of_a_hop_that_failed_no_sentence_is_told_for_it_may_quote_the_prompt() -> None:
