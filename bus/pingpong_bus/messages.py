@@ -996,6 +996,8 @@ class DeviceState(_Value, frozen=True):
     """Uncorrected, since the driver was loaded."""
     xid: int | None = None
     """The latest XID that was reported since the daemon's start."""
+    xids: int = 0
+    """How many were."""
     pcie_rx_mb_s: float | None = None
     pcie_tx_mb_s: float | None = None
     foreign_pids: list[int] = []

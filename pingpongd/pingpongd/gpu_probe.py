@@ -57,6 +57,7 @@ class _Card(msgspec.Struct):
     """What does not change."""
     counters: GpuCounters = msgspec.field(default_factory=GpuCounters)
     xid: int | None = None
+    xids: int = 0
     foreign: ForeignLoad = msgspec.field(default_factory=ForeignLoad)
 
 
@@ -97,6 +98,7 @@ class GpuProbe:
                 uuid, xid = found
                 if uuid in self._cards:
                     self._cards[uuid].xid = xid
+                    self._cards[uuid].xids += 1
         except NvmlRefused:
             return  # it goes on at the next look
 
@@ -238,6 +240,7 @@ class GpuProbe:
                 temperature_c=self._ask(card, "nvmlDeviceGetTemperature", 0),
                 ecc_errors=self._ask(card, "nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
                 xid=card.xid,
+                xids=card.xids,
                 pcie_rx_mb_s=counted.rx_mb_s,
                 pcie_tx_mb_s=counted.tx_mb_s,
             )

@@ -103,7 +103,8 @@ class _DeviceLooks:
         self.foreign = 0.0
         self.pids = set[int]()
         self.ecc_errors: int | None = None
-        self.xid: int | None = None
+        self.xid: tuple[int | None, int] = None, 0
+        """The latest, and how many there were: the same one may come again."""
 
     def learn(self, state: DeviceState) -> None:
         if state.sm_mhz is not None and not _idle(state):
@@ -116,7 +117,7 @@ class _DeviceLooks:
         if state.foreign_utilization is not None:
             self.foreign += _MEMORY * (state.foreign_utilization - self.foreign)
         self.pids = set(state.foreign_pids[:_MOST_PIDS])
-        self.ecc_errors, self.xid = state.ecc_errors, state.xid
+        self.ecc_errors, self.xid = state.ecc_errors, (state.xid, state.xids)
 
     def device(self, looks: Sequence[DeviceState]) -> Device:
         # Nothing holds the clock of an idle card down, and its is the lowest of all.
@@ -134,7 +135,7 @@ class _DeviceLooks:
             usual_foreign=self.foreign,
             new_pids=tuple(sorted({pid for state in looks for pid in state.foreign_pids} - self.pids)[:_MOST_PIDS]),
             ecc_errors=max(0, new_ecc),
-            xid=latest.xid if latest.xid != self.xid else None,
+            xid=latest.xid if (latest.xid, latest.xids) != self.xid else None,
         )
 
 
@@ -163,7 +164,7 @@ class Looks:
         for state in gpus:
             if state.uuid not in self._devices:  # what had happened to it before is no news
                 self._devices[state.uuid] = known = _DeviceLooks()
-                known.ecc_errors, known.xid = state.ecc_errors, state.xid
+                known.ecc_errors, known.xid = state.ecc_errors, (state.xid, state.xids)
                 known.pids = set(state.foreign_pids[:_MOST_PIDS])
 
     def process(self, gc_worker_ms: float, gc_engine_ms: float, loop_late_ms: float) -> None:

@@ -192,8 +192,9 @@ def test_xids_are_kept_by_card() -> None:
     bench.look()
     assert bench.player.listening == [H200]
     bench.player.xids = [("GPU-other", 13), (H200, 31), (H200, 79)]
-    assert bench.look().xid == 79
-    assert bench.look().xid == 79
+    assert [(state.xid, state.xids) for state in (bench.look(), bench.look())] == [(79, 2), (79, 2)]
+    bench.player.xids = [(H200, 79)]
+    assert (bench.look().xid, bench.look().xids) == (79, 3)
 
 
 class TestSlices:

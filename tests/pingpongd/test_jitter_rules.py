@@ -203,6 +203,12 @@ def test_what_was_there_before_is_no_news() -> None:
     assert (device.new_pids, device.ecc_errors, device.xid) == ((10,), 1, 79)
 
 
+def test_the_same_fault_again_is_news() -> None:
+    found = looks()
+    found.look(QUIET, [changed(xid=13, xids=1)])
+    assert cause_of(found.evidence(STALL)).why == "GPU-1 reports XID 13"
+
+
 def test_a_fault_from_before_the_first_look_is_no_news() -> None:
     found = Looks()
     found.look(QUIET, [GPU])
