@@ -13,15 +13,17 @@ import msgspec
 
 from pingpong_bus.log_records import HopMoved
 from pingpongd.agent_task import Stage
+from pingpongd.chain_progress import running
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import LIVE, Phase
 from pingpongd.chain_state import Stage as ChainStage
-from pingpongd.cost_model import CostModel, EngineCosts, RunningChain, cached_prefix
+from pingpongd.cost_model import CostModel, RunningChain, cached_prefix
+from pingpongd.engine_costs import EngineCosts
 from pingpongd.hop_room import HopRoom
 from pingpongd.jitter_episodes import RECOVERING_S
 from pingpongd.moving import MOST_MOVES, WORTH_MS, LateHop, Move, Seat, Spells, moves
 from pingpongd.placement import LATE_MARGIN, lateness
-from pingpongd.planner import Planner, running
+from pingpongd.planner import Planner
 from pingpongd.replanning import Replan, replan
 
 Hops = Mapping[str, tuple[ChainRecord, int, str]]

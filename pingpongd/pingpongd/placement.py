@@ -12,9 +12,7 @@ overlap      the chain's one group       the same; the engine holds what is read
 
 ``auto`` takes the placement that costs least by the cost model (`cost_model.py`): its predicted end-to-end time, and by
 how much it delays the chains that run already, so that load is spread and nobody gains at the cost of all. It leaves
-series only for a gain above `MARGIN`. Where engines were not measured a rule of thumb stands in: read ahead where
-there is cold prefill to hide; where the agents' static prefixes already sit in one group's prefix cache, series is as
-fast and keeps the other groups free.
+series only for a gain above `MARGIN`. Where engines were not measured a rule of thumb stands in (`thumb_rule.py`).
 """
 
 from __future__ import annotations
@@ -25,18 +23,17 @@ import msgspec
 
 from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import Mode, Placement, Prediction
-from pingpongd.candidates import by_preference, candidates, held_tokens, ring, turned
-from pingpongd.cost_model import Cost, CostModel, scaled, usable
+from pingpongd.candidates import candidates, held_tokens, turned
+from pingpongd.cost_model import Cost, CostModel, scaled
+from pingpongd.engine_costs import usable
 from pingpongd.factors import Factors, kind_of
+from pingpongd.plan import Plan
 from pingpongd.prefix_memory import PrefixMemory
 from pingpongd.shapes import LARGEST, ChainShape, GroupView, chain_shape
+from pingpongd.thumb_rule import by_thumb, overlapping
 
 __all__ = ["ChainShape", "GroupView", "Plan", "PrefixMemory", "chain_shape", "place", "replacement"]
 
-COLD_TOKENS_WORTH_HIDING = 256
-"""Without figures ``auto`` takes series where fewer downstream prefix tokens than this are cold: prefilling them takes
-about as long as what a second busy device costs in decode time (some percent of a chain of a few hundred decode
-steps)."""
 MARGIN = 0.02
 """Another placement than series has to be predicted to cost less than series by more than this part. Decode steps of
 two devices, and of one device at two times, were seen to differ by up to 2.5 %: with warm caches, where there is hardly
@@ -49,20 +46,6 @@ LATE_MARGIN = 0.1
 """By this part a group whose tokens come late has to be the better one, for it may become slower still."""
 _SLOW = 1.05
 """Slowdowns below this are not worth telling."""
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """Where each agent runs, and why."""
-
-    placement: Placement
-    groups: tuple[str, ...]
-    """Per agent, the group's name."""
-    why: str
-    predictions: tuple[Prediction, ...] = ()
-    """What was to choose from, the least first; of a chain that is told its placement, that alone. Empty where no
-    engine was measured, or the chain is too large."""
-    predicted: Prediction | None = None
-    """Of the plan itself; None where its groups were not measured, or the chain is too large."""
 
 
 def replacement(groups: Sequence[GroupView], beside: frozenset[str], *, join: bool = False) -> str | None:
@@ -172,7 +155,7 @@ def _plan(
 ) -> tuple[Plan, float | None]:
     """See `place`: the plan on some groups, and what it costs everybody, where that can be predicted."""
     if mode == "overlap":
-        _overlapping(groups)
+        overlapping(groups)
     if mode == "ping-pong" and len(groups) < 2:
         raise UsageError(
             "ping-pong takes two device groups and one is ready.",
@@ -183,7 +166,7 @@ def _plan(
     asked = "the submission names the group" if group is not None and mode != "overlap" else "asked for"
     costs = _costs(shape, wanted, groups, number, model, factors, done)
     if not costs:
-        return _by_thumb(shape, wanted, groups, number, asked), None
+        return by_thumb(shape, wanted, groups, number, asked), None
     alike = MARGIN if model.busy(view.name for view in groups) else ALIKE
     best = _choose(shape, costs, groups, number, alike)
     predictions = sorted((cost.prediction for cost in costs), key=lambda prediction: prediction.e2e_ms)
@@ -270,55 +253,3 @@ def _why(best: Cost, costs: Sequence[Cost]) -> str:
 
 
 _NAMES: dict[Placement, str] = {"serial": "series", "ping-pong": "ping-pong", "overlap": "overlap"}
-
-
-def _by_thumb(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: int, asked: str) -> Plan:
-    """What is planned where nothing was measured."""
-    count = len(shape.upstreams)
-    if mode == "overlap":
-        best = by_preference(shape, _overlapping(groups), number)[0]
-        return Plan("overlap", (best.name,) * count, asked)
-    if mode == "ping-pong":
-        return Plan("ping-pong", ring(shape, groups, number), asked)
-    serial = by_preference(shape, groups, number)[0]
-    if mode == "serial":
-        return Plan("serial", (serial.name,) * count, asked)
-    return _auto_by_thumb(shape, groups, number, serial)
-
-
-def _overlapping(groups: Sequence[GroupView]) -> list[GroupView]:
-    """Those of the groups on which agents may overlap."""
-    found = [view for view in groups if view.overlap]
-    if not found:
-        names = ", ".join(view.name for view in groups)
-        raise UsageError(
-            f"overlap takes an engine that holds appends to a budget beside decodes, and there is none on {names}.",
-            field="mode",
-            hint="Set `decode_first.enabled` and no scheduler_cls in the configuration, or vLLM's "
-            "`long_prefill_token_threshold`; or submit with another mode.",
-        )
-    return found
-
-
-def _auto_by_thumb(shape: ChainShape, groups: Sequence[GroupView], number: int, serial: GroupView) -> Plan:
-    in_series = (serial.name,) * len(shape.upstreams)
-    if len(groups) < 2:
-        return Plan("serial", in_series, "one device group")
-    if not any(shape.upstreams):
-        return Plan("serial", in_series, "no agent reads another")
-    cold = _cold_downstream_tokens(shape, serial)
-    if cold < COLD_TOKENS_WORTH_HIDING:
-        return Plan(
-            "serial",
-            in_series,
-            f"{cold} cold prefix tokens to hide on {serial.name}, worth it from {COLD_TOKENS_WORTH_HIDING}",
-        )
-    return Plan("ping-pong", ring(shape, groups, number), f"cold: {cold} prefix tokens to hide")
-
-
-def _cold_downstream_tokens(shape: ChainShape, view: GroupView) -> int:
-    return sum(
-        length
-        for reads, (digest, length) in zip(shape.upstreams, shape.prefixes, strict=True)
-        if reads and digest not in view.held
-    )

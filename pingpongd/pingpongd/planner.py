@@ -18,12 +18,13 @@ import msgspec
 import structlog
 
 from pingpong_bus.messages import Mode, Prediction
-from pingpongd.agent_task import Stage
+from pingpongd.chain_progress import running
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import Phase
 from pingpongd.chain_state import Stage as ChainStage
-from pingpongd.cost_model import AgentProgress, CostModel, EngineCosts, RunningChain, scaled
+from pingpongd.cost_model import CostModel, scaled
 from pingpongd.drift import Drift
+from pingpongd.engine_costs import EngineCosts
 from pingpongd.factors import Factors, Kind, kind_of
 from pingpongd.hop_room import HopRoom
 from pingpongd.placement import Plan, place, predicted
@@ -31,16 +32,6 @@ from pingpongd.shapes import ChainShape, GroupView
 
 _log = structlog.get_logger()
 
-_STAGES: dict[Phase, Stage] = {
-    Phase.WAITING: Stage.WAITING,
-    Phase.DISPATCHED: Stage.READING,
-    Phase.READING: Stage.READING,
-    Phase.WRITING: Stage.WRITING,
-    Phase.INTERRUPTED: Stage.WAITING,
-    Phase.RESUMING: Stage.READING,
-    Phase.YIELDING: Stage.WAITING,
-}
-"""Of the agents that have work to do; the others' have ended."""
 _MOST_DRIFTS = 512
 """Of kinds of chains on a grid, the latest."""
 
@@ -285,24 +276,6 @@ def _expected(record: ChainRecord) -> tuple[int, ...]:
     return tuple(
         len(agent.output_ids) if agent.finish_reason is not None else expected
         for agent, expected in zip(record.agents, record.shape.outputs, strict=True)
-    )
-
-
-def running(record: ChainRecord) -> RunningChain:
-    """A chain that runs, as the cost model sees it."""
-    assert record.state.placement is not None  # noqa: S101 - set at its start
-    return RunningChain(
-        record.shape,
-        record.state.placement,
-        tuple(
-            AgentProgress(
-                agent.worker,
-                _STAGES.get(phase, Stage.ENDED),
-                agent.read,
-                len(agent.output_ids),
-            )
-            for agent, phase in zip(record.agents, record.state.phases, strict=True)
-        ),
     )
 
 
