@@ -31,6 +31,8 @@ _SPANS_A_REQUEST: Final = 512
 _TIMEOUT_S: Final = 5.0
 """Of one request, with its repetitions."""
 _STOP_SECONDS: Final = 3.0
+_LAST_SECONDS: Final = 0.5
+"""For the chain that is on its way when the others are given up."""
 
 
 class Traces:
@@ -78,9 +80,13 @@ class Traces:
             self._waiting.put(None, timeout=_STOP_SECONDS)
         if self._thread.is_alive():
             self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._thread.is_alive():
-            self._drop("the daemon ends", 1 + self._give_up())
+        left = self._give_up() if self._thread.is_alive() else 0
         self._exporter.shutdown()  # ends a wait between two tries
+        if self._thread.is_alive():
+            self._thread.join(_LAST_SECONDS)
+            left += self._thread.is_alive()
+        if left:
+            self._drop("the daemon ends", left)
 
     def _give_up(self) -> int:
         """Take out the chains that wait, and have the thread end; returns how many they were."""
