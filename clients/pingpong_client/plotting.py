@@ -60,9 +60,16 @@ def new_figure(height_inches: float, width_inches: float = WIDTH_INCHES) -> Figu
     return Figure(figsize=(width_inches, height_inches), layout="constrained", facecolor="white")
 
 
-def dress(axes: Axes, title: str, x: str, y: str, *, grid: Literal["both", "x", "y"] = "both") -> None:
-    """Title, names of the axes, a light grid, and no more lines than are needed."""
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+def dress(
+    axes: Axes, title: str, x: str, y: str, *, grid: Literal["both", "x", "y"] = "both", pad: float | None = None
+) -> None:
+    """Title, names of the axes, a light grid, and no more lines than are needed.
+
+    Args:
+        pad: points beneath the title; None: as few as are needed.
+    """
+    # No mathematics: what chains and groups are called may have dollars.
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=pad, parse_math=False)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
     axes.tick_params(labelsize=9)

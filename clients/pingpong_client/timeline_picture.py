@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pingpong_bus.messages import ChainResult
 from pingpong_client import plotting
-from pingpong_client.table import clip_middle
-from pingpong_client.timeline_account import PathKind, account
+from pingpong_client.table import clean, clip, clip_middle
+from pingpong_client.timeline_account import account
+from pingpong_client.timeline_legend import EDGE, MARKS, PATH, PATH_LABELS, handles
 from pingpong_client.timeline_names import NamedBar, name_bar
 from pingpong_client.timeline_spans import Flow, HopSpans, Lane, Span, chain_end_ms, flows, handovers, lanes
 
@@ -19,38 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LABELS: Final = {
-    "prefill": "prefill: the chain waits for it",
-    "append": "append: prefill that is read ahead",
-    "decode": "decode",
-    "wait": "open, waits for tokens",
-    "wasted": "done again or void; losses and moves",
-}
-_PATH: Final[dict[PathKind, str]] = {
-    "queue": plotting.GREY,
-    "wait": plotting.WORK["wait"],
-    "prefill": plotting.WORK["prefill"],
-    "decode": plotting.WORK["decode"],
-    "recovery": plotting.WORK["wasted"],
-}
-_PATH_LABELS: Final[dict[PathKind, str]] = {
-    "queue": "in the queue",
-    "wait": "waits to start",
-}
-_MARKS: Final = {
-    "lost": ("X", "lost with its worker"),
-    "moved": (">", "moved elsewhere"),
-    "failed": ("P", "failed"),
-    "aborted": ("s", "aborted"),
-}
-"""At a hop's end: the marker, and what it says."""
 _MARK_POINTS = 7
 _TOLD_SHARE = 0.005
 """Of a chain's time: what is shorter on its path needs no legend."""
-_ROW_INCHES, _FRAME_INCHES, _LEGEND_INCHES = 0.5, 0.42, 0.85
+_ROW_INCHES, _FRAME_INCHES, _LEGEND_INCHES, _REASON_INCHES = 0.5, 0.42, 0.85, 0.18
+_REASON_POINTS, _REASON_CHARACTERS, _NAME_CHARACTERS = 8, 125, 60
 _BAR, _THIN = 0.7, 0.06
 _PATH_HEIGHT = 0.3
-_EDGE = "#444444"
 _ARROWS_EACH = 16
 """Of the tokens that one hop reads from another: evenly chosen among more, and always the last."""
 _DEVICE_CHARACTERS = 16
@@ -66,7 +42,7 @@ def figure(results: Sequence[ChainResult], titles: Sequence[str] = (), *, path: 
 
     Args:
         results: at least one.
-        titles: one for each; otherwise a chain's name and placement.
+        titles: one for each; otherwise a chain's name and placement, and beneath why it was placed like that.
         path: whether to draw the critical path above the lanes, where one of the chains has finished.
 
     Raises:
@@ -77,24 +53,29 @@ def figure(results: Sequence[ChainResult], titles: Sequence[str] = (), *, path: 
     devices = {name: found for result in results for name, found in result.devices.items()}
     tables = [lanes(msgspec.structs.replace(result, devices=devices), names) for result in results]
     rows = [sum(max(1, len(lane.rows)) for lane in table) for table in tables]
-    heights = [_ROW_INCHES * count + (_PATH_HEIGHT if path else 0) + _FRAME_INCHES for count in rows]
+    reasons = ["" if titles else result.why for result in results]
+    heights = [
+        _ROW_INCHES * count + (_PATH_HEIGHT if path else 0) + _FRAME_INCHES + (_REASON_INCHES if why else 0)
+        for count, why in zip(rows, reasons, strict=True)
+    ]
     drawn = plotting.new_figure(sum(heights) + _LEGEND_INCHES)
     panels = drawn.subplots(len(results), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     end_s = max(chain_end_ms(result) for result in results) / 1e3 or 1.0
     seen: set[str] = set()
     named: list[tuple[Axes, list[_Row], ChainResult]] = []
-    for axes, result, table, title in zip(panels, results, tables, titles or map(_title, results), strict=True):
+    titles = titles or [_title(result) for result in results]
+    for axes, result, table, title, why in zip(panels, results, tables, titles, reasons, strict=True):
         found = _place(table)
         _draw_lanes(axes, table, found, seen)
         _draw_flows(axes, result, found, seen)
         _draw_handovers(axes, result, found)
         if path:
             _draw_path(axes, result, seen)
-        _dress(axes, _compared(title, result, results[0]), table, path=path)
+        _dress(axes, _compared(title, result, results[0]), why, table, path=path)
         named.append((axes, [row for lane in found for row in lane], result))
     panels[-1].set_xlim(0, end_s * 1.08)  # room for the last name
     panels[-1].set_xlabel("seconds since the chain was submitted", fontsize=9)
-    drawn.legend(handles=_legend(seen), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    drawn.legend(handles=handles(seen), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     drawn.draw_without_rendering()  # settles the layout, and so the scale
     for axes, placed, result in named:
         _name_bars(axes, placed, result)
@@ -110,7 +91,8 @@ def _workers(results: Sequence[ChainResult]) -> list[str]:
 
 
 def _title(result: ChainResult) -> str:
-    what = f"{result.name} ({result.placement or 'not placed'})"
+    name = clip(clean(result.name, lines=False), _NAME_CHARACTERS)
+    what = f"{name} ({result.placement or 'not placed'})"
     if result.e2e_ms is None:
         return f"{what}: {result.state}"
     return f"{what}: {result.e2e_ms / 1e3:.1f} s" if result.e2e_ms >= 1000 else f"{what}: {result.e2e_ms:.0f} ms"
@@ -147,11 +129,11 @@ def _draw_hop(axes: Axes, hop: HopSpans, y: float, seen: set[str]) -> None:
     for span in hop.spans:
         colour = _colour(span)
         seen.add(colour)
-        edge = plotting.WORK["append"] if colour == "append" else _EDGE  # short ones are to be seen, too
+        edge = plotting.WORK["append"] if colour == "append" else EDGE  # short ones are to be seen, too
         _bar(axes, span.start_ms, span.end_ms, y, plotting.WORK[colour], edge=edge, zorder=3)
-    if hop.entry.state in _MARKS:
+    if hop.entry.state in MARKS:
         seen.add(hop.entry.state)
-        marker, _ = _MARKS[hop.entry.state]
+        marker, _ = MARKS[hop.entry.state]
         axes.plot(hop.end_ms / 1e3, y, marker=marker, color=plotting.INK, markersize=_MARK_POINTS, zorder=6)
 
 
@@ -233,13 +215,24 @@ def _draw_path(axes: Axes, result: ChainResult, seen: set[str]) -> None:
     for step in account(result).path:
         if step.kind == "recovery":
             seen.add("wasted")
-        if step.kind in _PATH_LABELS and step.ms > _TOLD_SHARE * chain_end_ms(result):
+        if step.kind in PATH_LABELS and step.ms > _TOLD_SHARE * chain_end_ms(result):
             seen.add(f"path {step.kind}")
-        _bar(axes, step.start_ms, step.end_ms, -0.5 - _PATH_HEIGHT, _PATH[step.kind], height=_PATH_HEIGHT, edge=_EDGE)
+        _bar(axes, step.start_ms, step.end_ms, -0.5 - _PATH_HEIGHT, PATH[step.kind], height=_PATH_HEIGHT, edge=EDGE)
 
 
-def _dress(axes: Axes, title: str, table: Sequence[Lane], *, path: bool) -> None:
-    plotting.dress(axes, title, "", "", grid="x")
+def _dress(axes: Axes, title: str, why: str, table: Sequence[Lane], *, path: bool) -> None:
+    plotting.dress(axes, title, "", "", grid="x", pad=_REASON_POINTS + 9 if why else None)
+    if why:
+        shown = clip(clean(f"placement: {why}", lines=False), _REASON_CHARACTERS)
+        axes.annotate(
+            shown,
+            (0, 1),
+            xycoords="axes fraction",
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=_REASON_POINTS,
+            parse_math=False,
+        )
     ticks: list[float] = [-0.5 - _PATH_HEIGHT] if path else []
     labels = ["critical path"] if path else []
     y = 0
@@ -272,27 +265,6 @@ def _compared(title: str, result: ChainResult, first: ChainResult) -> str:
     return f"{title}, {abs(percent):.1f} % {'less' if percent <= 0 else 'more'}"
 
 
-def _legend(seen: set[str]) -> list[object]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles: list[object] = []
-    for kind, label in _LABELS.items():
-        if kind == "wait" and kind in seen:
-            handles.append(Line2D([], [], color=plotting.GREY, linewidth=2, label=label))
-        elif kind in seen:
-            handles.append(Patch(facecolor=plotting.WORK[kind], edgecolor=_EDGE, linewidth=0.5, label=label))
-    for path_kind, label in _PATH_LABELS.items():
-        if f"path {path_kind}" in seen:
-            handles.append(Patch(facecolor=_PATH[path_kind], edgecolor=_EDGE, linewidth=0.5, label=label))
-    for state, (marker, label) in _MARKS.items():
-        if state in seen:
-            handles.append(Line2D([], [], color=plotting.INK, marker=marker, linestyle="none", label=label))
-    if "tokens" in seen:
-        handles.append(Line2D([], [], color=plotting.INK, marker="v", markersize=4, linewidth=0.8, label="tokens read"))
-    return handles
-
-
 def _name_bars(axes: Axes, rows: Sequence[_Row], result: ChainResult) -> None:
     """Write agents' names into their decoding, or into the longest of what they did."""
     for row in rows:
@@ -311,6 +283,6 @@ def _name_bars(axes: Axes, rows: Sequence[_Row], result: ChainResult) -> None:
                 height=_BAR,
                 fill=plotting.WORK[_colour(span)],
                 free_until=min((other for other in starts if other >= end - 1e-9), default=inf),
-                mark_points=0.6 * _MARK_POINTS if hop.entry.state in _MARKS else 0.0,
+                mark_points=0.6 * _MARK_POINTS if hop.entry.state in MARKS else 0.0,
             )
             name_bar(axes, bar)

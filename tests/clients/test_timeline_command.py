@@ -239,6 +239,12 @@ async def test_a_page_tells_of_a_chain_that_waits(link: Link, tmp_path: Path) ->
 # ------------------------------------------------------------------------------------------------------------- picture
 
 
+def reasoned() -> ChainResult:
+    """Named as somebody pleased, and placed for many reasons."""
+    late = "; ".join(f"gpu{at}: its tokens take 2.2 times as long now (foreign process)" for at in range(5))
+    return msgspec.structs.replace(read_ahead(), name="costs $1 {\\of $2\n" * 9, why=f"predicted 700 ms; {late}")
+
+
 def crowded() -> ChainResult:
     """Twelve agents with long names and answers of any length, on three groups with UUIDs."""
     agents, at = [], 11.0
@@ -271,8 +277,15 @@ def texts(drawn: Figure) -> list[tuple[str, tuple[float, float, float, float]]]:
 @needs_matplotlib
 @pytest.mark.parametrize(
     "results",
-    [[in_series(), read_ahead()], [lost_once()], [void_once()], [crowded()], [crowded(), read_ahead(), lost_once()]],
-    ids=["pair", "lost", "void", "crowded", "three"],
+    [
+        [in_series(), read_ahead()],
+        [lost_once()],
+        [void_once()],
+        [crowded()],
+        [crowded(), read_ahead(), lost_once()],
+        [reasoned(), read_ahead(), reasoned()],
+    ],
+    ids=["pair", "lost", "void", "crowded", "three", "reasons"],
 )
 def test_no_label_lies_on_another_or_leaves_the_picture(results: Sequence[ChainResult]) -> None:
     drawn = figure(results)
