@@ -134,6 +134,8 @@ class Baseline:
         self._cost: EngineCost | None = None
         self._most_context = self._most_rows = 0
         self._bias: float | None = None
+        self._alone = False
+        """Neither figures nor peers count."""
         self.worst: dict[StepKind, float] = {}
         """The worst single wait of the past, over the usual; by kind."""
         self.measured(figures)
@@ -144,13 +146,13 @@ class Baseline:
         self._cost = EngineCost(figures) if figures is not None and usable else None
         self._most_context = max((context for context, _ in figures.decode), default=0) if figures else 0
         self._most_rows = max((rows for rows, _ in figures.batch), default=1) if figures else 1
-        self._bias = None
+        self._bias, self._alone = None, False
 
     def forget(self) -> None:
-        """Nothing of the past counts any more: what it takes from now on is its usual."""
+        """Neither the past, nor figures, nor peers count any more: what it takes from now on is its usual."""
         self._cells.clear()
         self.worst.clear()
-        self._bias = None
+        self._cost, self._bias, self._alone = None, None, True
 
     def known_ms(self, cell: Cell) -> float | None:
         """What this group's own past says of a cell, for its peers; None where it does not know it."""
@@ -165,7 +167,7 @@ class Baseline:
             peers: of groups of the same kind.
         """
         past, found = self._cells.get(cell), None
-        told = [ms for peer in peers if (ms := peer.known_ms(cell)) is not None]
+        told = [] if self._alone else [ms for peer in peers if (ms := peer.known_ms(cell)) is not None]
         if past is not None and past.known:
             found = past.usual()
             if told and cell[1] <= 2 and found.ms > (most := PEER_ROOM * median(told)):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_figures import H200, scaled
 from jitter_world import Group
 from pingpong_bus.log_records import (
     DecodeJitter,
@@ -176,6 +177,22 @@ def test_what_goes_on_for_long_without_a_reason_becomes_usual() -> None:
     group.run(300, slow=2.0)
     assert len(group.of(DecodeJitter)) == 1
     assert group.jitter.baseline.known_ms(("decode", 1, 0)) == pytest.approx(32.0, rel=0.1)
+
+
+def test_neither_figures_nor_peers_speak_against_what_has_become_usual() -> None:
+    group, peer = Group(3), Group(4, name="b")
+    for it in (group, peer):
+        it.jitter.measured(scaled(H200, 1.0, 16.0 / 8.6))
+    for second in range(3000):
+        group.second(group.counts(slow=3.0 if second > 60 else 1.0), peers=[peer])
+        peer.second(peer.counts(), peers=[group])
+    assert group.health == "healthy"
+    assert len(group.of(DecodeJitter)) == 1
+    assert peer.records == []
+    group.jitter.measured(scaled(H200, 1.0, 16.0 / 8.6))
+    for _ in range(60):
+        group.second(group.counts(slow=3.0), peers=[peer])
+    assert group.health == "degraded"
 
 
 def test_so_do_late_tokens_that_go_on_for_long() -> None:
