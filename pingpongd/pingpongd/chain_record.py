@@ -10,21 +10,16 @@ from pingpong_bus.chain import Chain
 from pingpong_bus.messages import (
     AgentResult,
     AppendEntry,
-    AppendRecord,
     ChainResult,
     ChainSummary,
-    FinishReason,
     Literals,
     OutputRead,
     PreparedAgent,
-    ResumeEntry,
-    SessionKind,
-    StreamRef,
     SubmitOptions,
 )
 from pingpong_bus.messages import ChainState as ChainStateName
+from pingpongd.agent_record import AgentRecord
 from pingpongd.chain_state import ChainState, Phase, Stage, new_chain
-from pingpongd.hop_record import HopRecord, restored
 from pingpongd.placement import Plan
 from pingpongd.shapes import ChainShape, submitted_shape
 from pingpongd.stored import AgentOutcome, Job, LiveChain
@@ -53,64 +48,6 @@ _CHAIN_STATES: dict[Stage, ChainStateName] = {
     Stage.FAILED: "failed",
     Stage.CANCELLED: "cancelled",
 }
-
-
-@dataclass
-class AgentRecord:
-    """One agent's run; times are CLOCK_MONOTONIC in ns, 0 where it has not come to that."""
-
-    hop: str = ""
-    hops: int = 0
-    """Hops that it was given so far, in this life of the daemon."""
-    losses: int = 0
-    """Of them, those that a dying worker or engine took along."""
-    attempt: int = 1
-    worker: str = ""
-    waits_for: str = ""
-    """What keeps it from being dispatched though its turn has come, in words."""
-    stream: StreamRef | None = None
-    opened_ns: int = 0
-    finalized_ns: int = 0
-    first_token_ns: int = 0
-    last_token_ns: int = 0
-    appends: list[AppendRecord] = field(default_factory=list)
-    prompt_tokens: int = 0
-    prompt_digest: str = ""
-    cached_tokens: int = 0
-    text: list[str] = field(default_factory=list)
-    output_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_token: int | None = None
-    session: SessionKind | None = None
-    prompt_token_match: bool | None = None
-    resumed: list[ResumeEntry] = field(default_factory=list)
-    resumes_told: int = 0
-    """Of `resumed`, those that followers have been told of."""
-    entries: list[HopRecord] = field(default_factory=list)
-    """Its hops in order, the latest last."""
-
-    @property
-    def moves(self) -> int:
-        """Of its hops, those that were taken off a group whose tokens came late."""
-        return sum(hop.state == "moved" for hop in self.entries)
-
-    @property
-    def read(self) -> int:
-        """Prompt tokens that its latest hop has read ahead; what earlier ones had read is on other groups."""
-        if not self.appends or not self.entries or self.appends[-1].at_ns < self.entries[-1].started_ns:
-            return 0
-        return self.appends[-1].sent
-
-    @property
-    def text_chars(self) -> int:
-        """Characters of text so far."""
-        return sum(map(len, self.text))
-
-    def begin_anew(self) -> None:
-        """Forget what it has written: the log that held it is gone."""
-        self.attempt += 1
-        self.first_token_ns = 0
-        self.output_ids, self.text = [], []
 
 
 @dataclass(eq=False)
@@ -155,7 +92,7 @@ class ChainRecord:
             # What it was made from may have been lost: then it is void as well.
             if outcome is not None and all(at in kept for at in reads):
                 kept.append(index)
-                record.agents[index] = _restored_agent(outcome, submitted_ns)
+                record.agents[index] = AgentRecord.restored(outcome, submitted_ns)
                 record.devices |= outcome.devices
             else:
                 record.agents[index].attempt = live.attempt
@@ -197,36 +134,7 @@ class ChainRecord:
 
     def outcome(self, index: int) -> AgentOutcome:
         """What the store keeps of an agent that has finished."""
-        agent, zero = self.agents[index], self.submitted_ns
-        assert agent.finish_reason is not None  # noqa: S101 - it has finished
-
-        def since(at_ns: int) -> int:
-            return at_ns - zero if at_ns else 0
-
-        return AgentOutcome(
-            worker=agent.worker,
-            output_ids=agent.output_ids,
-            text="".join(agent.text),
-            finish_reason=agent.finish_reason,
-            stop_token=agent.stop_token,
-            session=agent.session,
-            prompt_tokens=agent.prompt_tokens,
-            prompt_digest=agent.prompt_digest,
-            cached_tokens=agent.cached_tokens,
-            prompt_token_match=agent.prompt_token_match,
-            appends=[
-                AppendRecord(at_ns=since(it.at_ns), done_ns=since(it.done_ns), tokens=it.tokens, sent=it.sent)
-                for it in agent.appends
-            ],
-            opened_ns=since(agent.opened_ns),
-            finalized_ns=since(agent.finalized_ns),
-            first_token_ns=since(agent.first_token_ns),
-            last_token_ns=since(agent.last_token_ns),
-            attempt=agent.attempt,
-            resumed=agent.resumed,
-            hops=[hop.entry(zero, len(agent.output_ids)) for hop in agent.entries],
-            devices={hop.worker: self.devices[hop.worker] for hop in agent.entries if hop.worker in self.devices},
-        )
+        return self.agents[index].outcome(self.submitted_ns, self.devices)
 
     @property
     def state_name(self) -> ChainStateName:
@@ -397,32 +305,3 @@ class ChainRecord:
             found.append(OutputRead(agent=name, at=None if prompt.joined else at, tokens=tokens))
             at += tokens
         return found
-
-
-def _restored_agent(outcome: AgentOutcome, submitted_ns: int) -> AgentRecord:
-    def moment(since_ns: int) -> int:
-        return submitted_ns + since_ns if since_ns else 0
-
-    return AgentRecord(
-        attempt=outcome.attempt,
-        worker=outcome.worker,
-        opened_ns=moment(outcome.opened_ns),
-        finalized_ns=moment(outcome.finalized_ns),
-        first_token_ns=moment(outcome.first_token_ns),
-        last_token_ns=moment(outcome.last_token_ns),
-        appends=[
-            AppendRecord(at_ns=moment(it.at_ns), done_ns=moment(it.done_ns), tokens=it.tokens, sent=it.sent)
-            for it in outcome.appends
-        ],
-        prompt_tokens=outcome.prompt_tokens,
-        prompt_digest=outcome.prompt_digest,
-        cached_tokens=outcome.cached_tokens,
-        text=[outcome.text],
-        output_ids=outcome.output_ids,
-        finish_reason=outcome.finish_reason,
-        stop_token=outcome.stop_token,
-        session=outcome.session,
-        prompt_token_match=outcome.prompt_token_match,
-        resumed=outcome.resumed,
-        entries=restored(outcome.hops, submitted_ns),
-    )
