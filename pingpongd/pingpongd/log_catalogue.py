@@ -66,6 +66,13 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
         "traces_off": Event(_WARNING, "the environment names an endpoint for spans, and none are sent", ("reason",)),
         "http_fault": Event(_ERROR, "a fault of the daemon in an answer over HTTP", ("error",), limit=_SELDOM),
         "traces_dropped": Event(_WARNING, "nobody takes the spans of a chain", ("reason", "dropped"), limit=_SELDOM),
+        "library_said": Event(
+            ("warning", "error"),
+            "a warning or an error of a library, by Python's own logging",
+            ("library", "line"),
+            {"line": "what it said"},
+            Limit(20, 1.0, ("library",)),
+        ),
         "lines_suppressed": Event(
             _INFO,
             "lines of a limited event were held back, and none of it has come since",

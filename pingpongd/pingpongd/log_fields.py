@@ -58,6 +58,7 @@ FIELDS: Final = {
     "request": Field("word", "the kind of request"),
     "message": Field("word", "the kind of message"),
     "stage": Field("text", "what is being done, for people"),
+    "library": Field("name", "of its logger, such as asyncio"),
     "line": Field("text", "one line that the worker or its engine printed"),
     "last_lines": Field("list of texts", "what the worker and its engine printed last, 40 lines at most"),
     "placement": Field("word", "serial, ping-pong or overlap"),

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from pingpong_bus.log_records import Record, event_name
+from pingpongd.library_logs import take_library_logs
 from pingpongd.log_catalogue import EVENTS
 from pingpongd.log_limits import EventLimits
 from pingpongd.log_terminal import LogTerminal, log_terminal
@@ -65,6 +66,7 @@ def set_up_logging(level: str, form: Literal["auto", "json", "console"] = "auto"
         logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _terminal or sys.stderr)),
         cache_logger_on_first_use=True,
     )
+    take_library_logs()
 
 
 def logs_json() -> bool:

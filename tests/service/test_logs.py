@@ -38,6 +38,26 @@ log.critical("over")
 """
 
 
+LIBRARIES = """
+import asyncio, logging, warnings
+from pingpongd.logs import set_up_logging
+set_up_logging("info", "json")
+logging.getLogger("some.library").error("refused %s", "prompt: 'my knee'")
+logging.getLogger("some.library").info("chatter")
+logging.getLogger("some.library").error("%d of them", "no number")
+warnings.warn("use the other one")
+
+async def fails():
+    raise ValueError("HF_TOKEN=abcdef123")
+
+async def main():
+    task = asyncio.create_task(fails())
+    await asyncio.wait([task])
+
+asyncio.run(main())
+"""
+
+
 FLOOD = """
 import sys, structlog
 from pingpong_bus.log_records import DecodeJitterCause
@@ -176,3 +196,19 @@ def test_strangers_cannot_fill_memory_with_keys(keys: int) -> None:
     for key in range(keys):
         assert limit.pass_through(key) == 0
     assert len(limit._buckets) <= 1024
+
+
+def test_what_libraries_say_stands_in_the_log() -> None:
+    done = subprocess.run([sys.executable, "-c", LIBRARIES], capture_output=True, text=True, timeout=60, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["event"], line["library"], line["level"]) for line in lines] == [
+        ("library_said", "some.library", "error"),
+        ("library_said", "some.library", "error"),
+        ("library_said", "py.warnings", "warning"),
+        ("library_said", "asyncio", "error"),
+    ]
+    assert lines[1]["line"] == "%d of them"
+    assert "use the other one" in lines[2]["line"]
+    assert "in fails" in lines[3]["exception"]
+    assert "knee" not in json.dumps(lines)
+    assert "abcdef123" not in done.stderr
