@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from group_load import ChainSize
-from pingpong_bus.messages import EngineFigures
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.simulated_timing import TimingModel
 from pingpongd.config import load_config, parse_config
@@ -60,8 +59,8 @@ def groups_toml(settings: GroupsSettings, calibrate: bool) -> str:
     # Beside a decode step that stands for eight a whole prefill seems cheap, so that `auto` would take overlap for all.
     decode_first = {"enabled": settings.token_stretch == 1}
     watch = {"heartbeat_s": 1.0, "misses": 60, "stall_s": 600.0}  # a machine that is busy is no reason to restart
-    lines = [*_keys(top), "[decode_first]", *_keys(decode_first), "[watch]", *_keys(watch), "[simulated]"]
-    lines += _keys({key: value for key, value in msgspec.to_builtins(settings.timing).items() if value is not None})
+    lines = [*keys(top), "[decode_first]", *keys(decode_first), "[watch]", *keys(watch), "[simulated]"]
+    lines += keys({key: value for key, value in msgspec.to_builtins(settings.timing).items() if value is not None})
     for index in range(settings.groups):
         lines += ["[[groups]]", f'name = "g{index}"', f'devices = ["simulated:{index}"]']
     return "\n".join(lines) + "\n"
@@ -86,24 +85,8 @@ def worker_config(settings: GroupsSettings) -> WorkerConfig:
     )
 
 
-def scaled_figures(figures: EngineFigures, scale: float) -> EngineFigures:
-    """What an engine would be measured to take whose every time is so many times as long."""
-    return msgspec.structs.replace(
-        figures,
-        prefill=[(tokens, ms * scale) for tokens, ms in figures.prefill],
-        finalize=[(cached, tokens, ms * scale) for cached, tokens, ms in figures.finalize],
-        decode=[(context, ms * scale) for context, ms in figures.decode],
-        batch=[(answers, ms * scale) for answers, ms in figures.batch],
-        beside=[
-            msgspec.structs.replace(one, append_ms=one.append_ms * scale, decode_ms=one.decode_ms * scale)
-            for one in figures.beside
-        ],
-        step_p50_ms=figures.step_p50_ms * scale,
-        step_p99_ms=figures.step_p99_ms * scale,
-    )
-
-
-def _keys(values: dict[str, Any]) -> list[str]:
+def keys(values: dict[str, Any]) -> list[str]:
+    """Lines of a TOML table."""
     # JSON's strings, numbers and arrays are TOML's, too.
     return [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in values.items()]
 

@@ -32,7 +32,7 @@ import msgspec
 
 from commands import command
 from group_load import ChainMaker, ChainSize
-from groups_config import H200
+from groups_config import H200, keys
 from jitter_bound_report import BoundRow, render
 from local_daemon import LogEvent, local_daemon
 from pingpong_bus.errors import ChainFailed, DataError, UsageError
@@ -103,22 +103,17 @@ def daemon_toml(bursts: Bursts | None, *, acts: bool) -> str:
     """A configuration with the two groups; None: no bursts."""
     timing = load_config(H200).simulated
     top = {"instance": "jitter-bound", "engine": "simulated", "slots": 64, "slot_tokens": 1024}
-    lines = [*_keys(top), "[simulated]", *_keys(_builtins(timing))]
-    lines += ["[jitter]", *_keys({"route": acts, "move": acts})]
-    lines += ["[[groups]]", *_keys({"name": STEADY, "devices": ["simulated:0"]})]
-    lines += ["[[groups]]", *_keys({"name": WOBBLY, "devices": ["simulated:1"]})]
+    lines = [*keys(top), "[simulated]", *keys(_builtins(timing))]
+    lines += ["[jitter]", *keys({"route": acts, "move": acts})]
+    lines += ["[[groups]]", *keys({"name": STEADY, "devices": ["simulated:0"]})]
+    lines += ["[[groups]]", *keys({"name": WOBBLY, "devices": ["simulated:1"]})]
     if bursts is not None:
-        lines += ["[groups.simulated]", *_keys(_builtins(bursts.on(timing)))]
+        lines += ["[groups.simulated]", *keys(_builtins(bursts.on(timing)))]
     return "\n".join(lines) + "\n"
 
 
 def _builtins(timing: SimulatedSettings) -> dict[str, Any]:
     return {key: value for key, value in msgspec.to_builtins(timing).items() if value is not None}
-
-
-def _keys(values: dict[str, Any]) -> list[str]:
-    # JSON's strings, numbers and arrays are TOML's, too.
-    return [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in values.items()]
 
 
 async def quiet_engine(folder: Path) -> Engine:

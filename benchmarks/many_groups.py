@@ -33,11 +33,12 @@ import msgspec
 
 from commands import command
 from group_load import ChainMaker, ChainSize, Load, status_times
-from groups_config import GroupsSettings, expected_chain_ms, groups_toml, scaled_figures, worker_config
+from groups_config import GroupsSettings, expected_chain_ms, groups_toml, worker_config
 from groups_report import GroupsRow, render, summarize
 from local_daemon import LogEvent, local_daemon
 from pingpong_client import AsyncClient
 from pingpong_worker.figures_file import figures_kind, save_figures
+from pingpongd.engine_cost import slowed
 from progress_bar import counted
 from runs import append_line, read_lines
 from supervisor_meter import CpuReading, bell_connections, descriptors, memory_mib, read_cpu, sweeper_pid
@@ -137,7 +138,7 @@ async def _measure_engine(settings: GroupsSettings, folder: Path) -> None:
         (worker,) = (await client.status()).workers
     if worker.limits is not None and worker.figures is not None:
         kind = figures_kind(worker.limits, worker_config(settings))
-        save_figures(kind, scaled_figures(worker.figures, settings.time_scale))
+        save_figures(kind, slowed(worker.figures, settings.time_scale))
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -114,6 +114,8 @@ def slowed(figures: EngineFigures, factor: float) -> EngineFigures:
             msgspec.structs.replace(one, append_ms=one.append_ms * factor, decode_ms=one.decode_ms * factor)
             for one in figures.beside
         ],
+        step_p50_ms=figures.step_p50_ms * factor,
+        step_p99_ms=figures.step_p99_ms * factor,
     )
 
 

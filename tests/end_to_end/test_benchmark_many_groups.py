@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from group_load import ChainMaker, ChainSize
-from groups_config import GroupsSettings, decode_ms, groups_toml, prefill_ms, scaled_figures, worker_config
+from groups_config import GroupsSettings, decode_ms, groups_toml, prefill_ms, worker_config
 from groups_report import GroupsRow, Spread, dispatch_times
 from pingpong_bus.messages import AgentResult, BesideFigure, ChainResult, EngineFigures
 from pingpongd.config import load_config
+from pingpongd.engine_cost import slowed
 from runs import read_lines
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -38,7 +39,7 @@ def test_figures_are_found_by_a_worker_of_these_groups_in_its_own_time() -> None
     assert worker_config(settings).simulated == settings.timing
     one = BesideFigure(context=4096, tokens=64, append_ms=20.0, decode_ms=10.0)
     measured = EngineFigures("now", [(64, 9.0)], [(256, 8, 15.0)], [(256, 8.5)], [(2, 8.6)], [one], 8.5, 9.0)
-    scaled = scaled_figures(measured, 8.0)
+    scaled = slowed(measured, 8.0)
     assert (scaled.prefill, scaled.finalize, scaled.decode) == ([(64, 72.0)], [(256, 8, 120.0)], [(256, 68.0)])
     assert (scaled.batch, scaled.step_p99_ms, scaled.beside[0].decode_ms) == ([(2, 68.8)], 72.0, 80.0)
 
