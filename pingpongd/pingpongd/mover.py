@@ -151,10 +151,11 @@ class Mover:
     def _begins_elsewhere(self, hop: str, record: ChainRecord, index: int) -> Move | None:
         """Where the agent of a hop that only reads had better begin anew."""
         model = self._planner.without(record)
-        if any(model.cost(agent.worker) is None for agent in record.agents if agent.worker):
+        new = self._replan(record, index, model)
+        if new is None or new.ms is None:  # nor can be predicted what it takes where it is
             return None
-        stay, new = model.rest(running(record)).total_ms, self._replan(record, index, model)
-        if new is None or new.ms is None or stay - new.ms <= max(WORTH_MS, _READERS_WORTH * stay):
+        stay = model.rest(running(record)).total_ms
+        if stay - new.ms <= max(WORTH_MS, _READERS_WORTH * stay):
             return None
         return Move(hop, new.groups[index], stay, new.ms)
 

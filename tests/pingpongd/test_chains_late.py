@@ -12,7 +12,7 @@ from chains_desk import FakeWorker, Service, advance
 from engine_figures import H200
 from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.messages import AppendRecord, ChainResult, GroupHealth, HopAppended
-from pingpongd import mover
+from pingpongd import mover, replanning
 from pingpongd.config import parse_config
 from pingpongd.hop_room import HopRoom
 
@@ -180,6 +180,20 @@ def test_an_agent_that_only_reads_begins_anew_elsewhere(service: Service) -> Non
         (first, "finished", 3),
     ]
     assert not result.resumed, "there was nothing to go on from"
+
+
+def test_a_reader_of_a_chain_too_large_to_predict_stays(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = service.submit(chain(1), "serial")
+    (group,) = [name for name in "ab" if running(service, name)]
+    write(service, service.fleet.workers[group], 1)
+    monkeypatch.setattr(replanning, "LARGEST", 0)
+    record = service.record(number)
+    assert record.plan is not None
+    record.plan = msgspec.structs.replace(record.plan, predicted=None, predictions=())  # as of any that is too large
+    record.shape = msgspec.structs.replace(record.shape, shared=())
+    set_health(service, group, LATE)
+    assert service.fleet.released == []
+    assert finish(service, number).agents[0].worker == group
 
 
 def test_a_group_that_is_late_takes_what_others_have_no_room_for(service: Service) -> None:
