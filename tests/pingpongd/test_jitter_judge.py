@@ -77,6 +77,15 @@ def test_one_or_two_of_a_hundred_tokens_late_are_none(seed: int) -> None:
     assert group.records == []
 
 
+def test_a_fifth_of_a_second_now_and_then_is_none() -> None:
+    group = known(step_ms=8.6)
+    for second in range(900):
+        rows = group.random.choice((1, 1, 2, 4))
+        late = group.counts(0.2, rows=rows, slow=2.0) if second % 30 == 29 else group.counts(0.2, rows=rows)
+        group.second(group.counts(0.8, rows=rows), late)
+    assert group.records == []
+
+
 def test_one_late_step_of_many_answers_does_not_keep_an_episode_going() -> None:
     group = known(step_ms=60.0)
     for _ in range(40):
