@@ -58,19 +58,10 @@ class HttpServer:
         Raises:
             ConfigError: there is no such address here, or another has the port.
         """
-        host, _, port = listen.rpartition(":")
-        host = host.strip("[]")
         try:
-            if int(port) > _LAST_PORT:
-                raise OSError(errno.EINVAL, f"ports end at {_LAST_PORT}")
-            (family, _, _, _, address), *_ = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            self._server = _Server(family, address, pages, connection_s)
+            self._server = _Server(*_address(listen), pages, connection_s)
         except OSError as error:
-            raise ConfigError(
-                f"nothing can listen at {listen}: {error.strerror or error}.",
-                field="http.listen",
-                hint="Name an address of this machine and a free port, such as 127.0.0.1:9464.",
-            ) from None
+            raise _cannot_listen(listen, error) from None
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": _POLL_SECONDS}, name="http", daemon=True
         )
@@ -92,6 +83,37 @@ class HttpServer:
             self._thread.join(_STOP_SECONDS)
         self._server.server_close()
         self._server.close_all()
+
+
+def check_address(listen: str) -> None:
+    """Look whether this machine has the address. The port is left alone: the daemon that has it may be running.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    try:
+        family, address = _address(listen)
+        with socket.socket(family, socket.SOCK_STREAM) as tried:
+            tried.bind((address[0], 0, *address[2:]))
+    except OSError as error:
+        raise _cannot_listen(listen, error) from None
+
+
+def _address(listen: str) -> tuple[int, Any]:
+    """Family and address of "HOST:PORT"."""
+    host, _, port = listen.rpartition(":")
+    if int(port) > _LAST_PORT:
+        raise OSError(errno.EINVAL, f"ports end at {_LAST_PORT}")
+    (family, _, _, _, address), *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    return family, address
+
+
+def _cannot_listen(listen: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"nothing can listen at {listen}: {error.strerror or error}.",
+        field="http.listen",
+        hint="Name an address of this machine and a free port, such as 127.0.0.1:9464.",
+    )
 
 
 class _Server(socketserver.ThreadingTCPServer):

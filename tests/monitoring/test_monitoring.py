@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import sys
 import threading
 import time
@@ -178,6 +179,19 @@ def test_what_check_says() -> None:
     assert (sent.level, "collector" in sent.text, "secret" in sent.text) == ("ok", True, False)
     (wrong,) = findings(traces={"endpoint": "collector:4318"})
     assert wrong.level == "error"
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.1:9464", "no.such.host.invalid:9464", "127.0.0.1:70000"])
+def test_check_knows_addresses_that_a_start_would_end_at(listen: str) -> None:
+    (found,) = findings(http={"listen": listen})
+    assert (found.level, listen in found.text) == ("error", True)
+
+
+def test_check_does_not_mind_a_port_that_is_in_use() -> None:
+    """By the daemon, as likely as not."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        (found,) = findings(http={"listen": f"127.0.0.1:{other.getsockname()[1]}"})
+    assert found.level == "ok"
 
 
 def test_what_check_says_of_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
