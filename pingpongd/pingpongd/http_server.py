@@ -28,6 +28,7 @@ _log = structlog.get_logger()
 _CONNECTION_SECONDS: Final = 10.0
 _MOST_CONNECTIONS: Final = 32
 _POLL_SECONDS: Final = 0.5
+_RETRY_SECONDS: Final = 0.1
 _STOP_SECONDS: Final = 5.0
 _LAST_PORT: Final = 65535
 
@@ -130,6 +131,13 @@ class _Server(socketserver.ThreadingTCPServer):
         """Open connections, the oldest first."""
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:  # the process has no descriptors left: whoever waits would have us try again at once
+            time.sleep(_RETRY_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

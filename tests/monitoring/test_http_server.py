@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -123,6 +125,26 @@ def test_a_crowd_of_idle_connections_keeps_nobody_out() -> None:
         for connection in crowd:
             connection.close()
         server.stop()
+
+
+def test_without_descriptors_it_waits_and_takes_no_core(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    def none_left(_: socketserver.TCPServer) -> None:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with socket.create_connection(server.address, timeout=30) as waiting, monkeypatch.context() as patch:
+        patch.setattr(socketserver.TCPServer, "get_request", none_left)
+        waiting.sendall(b"GET /page HTTP/1.0\r\n\r\n")
+        deadline = time.monotonic() + 30
+        while not tries and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        assert 0 < tries < 100
+        patch.undo()
+        assert waiting.recv(12) == b"HTTP/1.0 200"
 
 
 @pytest.mark.parametrize("listen", ["192.0.2.1:9464", "no.such.host.invalid:9464", "127.0.0.1:70000"])
