@@ -12,6 +12,7 @@ import msgspec
 
 from pingpong_bus.messages import Mode, Placement
 from pingpongd.agent_task import Stage
+from pingpongd.candidates import MOST_BESIDE, MOST_WALKED
 from pingpongd.cost_model import AgentProgress, CostModel, RunningChain
 from pingpongd.shapes import LARGEST, GroupView
 
@@ -62,12 +63,13 @@ def replan(
 def _options(chain: RunningChain, waiting: Sequence[int], mode: Mode, groups: Sequence[GroupView]) -> list[Replan]:
     found: list[Replan] = []
     best = sorted(groups, key=lambda view: view.hops)[:MOST_GROUPS]
+    most = max(1, MOST_WALKED // (3 * (chain.shape.size + MOST_BESIDE)))  # as where chains are placed
 
     def place(placement: Placement, names: Sequence[str]) -> None:
         at = dict(zip(waiting, names, strict=True))
         found.append(Replan(placement, tuple(at.get(index, one.group) for index, one in enumerate(chain.agents))))
 
-    for view in best:
+    for view in best[:most]:
         if mode in ("auto", "serial"):
             place("serial", [view.name] * len(waiting))
         if mode in ("auto", "overlap") and view.overlap and chain.shape.grid is None:

@@ -6,8 +6,9 @@ import pytest
 
 from engine_figures import H200
 from pingpong_bus.messages import Mode, OutputOf
+from pingpongd import replanning
 from pingpongd.agent_task import Stage
-from pingpongd.cost_model import AgentProgress, CostModel, RunningChain
+from pingpongd.cost_model import AgentProgress, Cost, CostModel, RunningChain
 from pingpongd.replanning import replan
 from pingpongd.shapes import ChainShape, GroupView
 
@@ -87,3 +88,24 @@ def test_what_has_started_stays_where_it_is() -> None:
     found = replan(RunningChain(SHAPE, "ping-pong", agents), [2, 3], "auto", [view("a")], model(view("a")))
     assert found is not None
     assert found.groups == ("a", "b", "a", "a")
+
+
+class Counting(CostModel):
+    """Counts what is predicted."""
+
+    predicted = 0
+
+    def rest(self, chain: RunningChain) -> Cost:
+        self.predicted += 1
+        return super().rest(chain)
+
+
+@pytest.mark.parametrize(("walked", "predicted"), [(4000, 9), (1000, 7), (1, 3)])
+def test_the_larger_a_chain_the_fewer_ways_are_predicted(
+    monkeypatch: pytest.MonkeyPatch, walked: int, predicted: int
+) -> None:
+    monkeypatch.setattr(replanning, "MOST_WALKED", walked)
+    views = [view(name) for name in "acdef"]
+    model = Counting([*views, view("b")])
+    assert replan(CHAIN, [1, 2, 3], "auto", views, model) is not None
+    assert model.predicted == predicted
