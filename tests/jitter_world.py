@@ -13,10 +13,22 @@ from statistics import NormalDist
 from typing import Any
 
 from pingpong_bus.log_records import Record
-from pingpong_bus.messages import DeviceState, Heartbeat, HostState, SchedulerState, StepCounts, StepKind
+from pingpong_bus.messages import DeviceState, EngineLimits, Heartbeat, HostState, SchedulerState, StepCounts, StepKind
 from pingpong_bus.step_times import BUCKETS, bucket_of, middle_ms, upper_ms
 from pingpongd.jitter_episodes import Named
 from pingpongd.jitter_group import JitterGroup
+
+LIMITS = EngineLimits(
+    engine="x 1",
+    model="m",
+    max_model_len=4096,
+    vocabulary_size=100,
+    block_size=16,
+    kv_tokens=10_000,
+    max_num_seqs=8,
+    device="some device",
+)
+"""Of any engine: groups with the same are of a kind."""
 
 _LABELS = (1, 2, 3, 5, 9, 17)
 

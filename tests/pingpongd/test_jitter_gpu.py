@@ -8,9 +8,9 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from jitter_world import Group
+from jitter_world import LIMITS, Group
 from nvml_player import NvmlPlayer, process, sample
-from pingpong_bus.messages import EngineLimits, Heartbeat, HostState
+from pingpong_bus.messages import Heartbeat, HostState
 from pingpongd.config import JitterConfig, parse_config
 from pingpongd.gpu_probe import GpuProbe
 from pingpongd.jitter_watch import JitterWatch
@@ -102,18 +102,6 @@ class World:
             self.watch.tick()
             seen.append((self.worker.health.state, self.worker.health.cause))
         return seen
-
-
-LIMITS = EngineLimits(
-    engine="x 1",
-    model="m",
-    max_model_len=4096,
-    vocabulary_size=100,
-    block_size=16,
-    kv_tokens=10_000,
-    max_num_seqs=8,
-    device="NVIDIA H200",
-)
 
 
 @pytest.fixture(autouse=True)

@@ -10,24 +10,13 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from jitter_world import Group
-from pingpong_bus.messages import DeviceState, EngineLimits, Heartbeat, HostState, StepCounts
+from jitter_world import LIMITS, Group
+from pingpong_bus.messages import DeviceState, Heartbeat, HostState, StepCounts
 from pingpongd.config import DaemonConfig, GroupConfig, JitterConfig, parse_config
 from pingpongd.jitter_watch import JitterWatch
 from pingpongd.probes import ProbeSample
 from pingpongd.watchdog import starting
 from pingpongd.worker_handle import Worker
-
-LIMITS = EngineLimits(
-    engine="x 1",
-    model="m",
-    max_model_len=4096,
-    vocabulary_size=100,
-    block_size=16,
-    kv_tokens=10_000,
-    max_num_seqs=8,
-    device="some device",
-)
 
 
 class FakeProbes:
