@@ -127,7 +127,9 @@ def test_a_crowd_of_idle_connections_keeps_nobody_out() -> None:
         server.stop()
 
 
-def test_without_descriptors_it_waits_and_takes_no_core(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_descriptors_it_waits_and_takes_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HttpServer("127.0.0.1:0", {"/page": page})
+    server.start()
     tries = 0
 
     def none_left(_: socketserver.TCPServer) -> None:
@@ -145,6 +147,7 @@ def test_without_descriptors_it_waits_and_takes_no_core(server: HttpServer, monk
         assert 0 < tries < 100
         patch.undo()
         assert waiting.recv(12) == b"HTTP/1.0 200"
+    server.stop()
 
 
 @pytest.mark.parametrize("listen", ["192.0.2.1:9464", "no.such.host.invalid:9464", "127.0.0.1:70000"])
