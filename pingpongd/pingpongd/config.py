@@ -94,9 +94,9 @@ class JitterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Move hops off a degraded group where that is predicted to be faster."""
     quiet_s: Annotated[float, msgspec.Meta(ge=1, le=25)] = 10.0
     """A degraded group is taken for healthy after so long without late tokens."""
-    log_s: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    log_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
     """Between two log events `decode_steps` of a group that decodes."""
-    probe_s: Annotated[float, msgspec.Meta(ge=0.5)] = 1.0
+    probe_s: Annotated[float, msgspec.Meta(ge=0.5, le=3600)] = 1.0
     """Between two looks at processes and devices."""
 
 
@@ -218,6 +218,8 @@ def parse_config(document: dict[str, Any], *, source: str = "configuration") -> 
             key = problem.split("`")[1]
             field = f"{field}.{key}" if field else key
             problem = "there is no such key" if "unknown" in problem else "the key is missing"
+        if field == "http.listen" and "regex" in problem:
+            problem = 'expected HOST:PORT, such as "127.0.0.1:9464" or "[::1]:9464"'
         raise ConfigError(
             f"{problem[:1].lower()}{problem[1:]} (in {source}).",
             field=field,

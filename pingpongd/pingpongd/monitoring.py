@@ -194,6 +194,14 @@ class TracesEndpoint(msgspec.Struct, frozen=True):
     """Of the environment."""
 
 
+def _is_http(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        return False
+
+
 def traces_endpoint(config: DaemonConfig, environ: Mapping[str, str]) -> TracesEndpoint | None:
     """Where spans are to go: what the configuration says, else the environment; None: nowhere.
 
@@ -202,8 +210,7 @@ def traces_endpoint(config: DaemonConfig, environ: Mapping[str, str]) -> TracesE
     """
     endpoint = config.traces.endpoint
     if endpoint is not None:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_http(endpoint):
             raise ConfigError(
                 f'"{endpoint}" is no http or https address.',
                 field="traces.endpoint",

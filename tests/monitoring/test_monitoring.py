@@ -161,9 +161,10 @@ def test_missing_traces_are_an_error_where_configured_and_a_warning_by_the_envir
     assert "traces_off" in "".join(capsys.readouterr())
 
 
-def test_an_endpoint_that_is_no_address_is_refused() -> None:
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "http://127.0.0.1:4318x", "http://[::1:4318"])
+def test_an_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Monitoring(config(traces={"endpoint": "localhost:4318"}))
+        Monitoring(config(traces={"endpoint": endpoint}))
     assert caught.value.field == "traces.endpoint"
 
 
