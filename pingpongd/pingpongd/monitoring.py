@@ -194,12 +194,13 @@ class TracesEndpoint(msgspec.Struct, frozen=True):
     """Of the environment."""
 
 
-def _is_http(address: str) -> bool:
+def _http_host(address: str) -> str | None:
+    """The host of an HTTP address; None: it is none."""
     try:
         parts = urlsplit(address)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
     except ValueError:  # of the port, or of brackets
-        return False
+        return None
 
 
 def traces_endpoint(config: DaemonConfig, environ: Mapping[str, str]) -> TracesEndpoint | None:
@@ -209,20 +210,20 @@ def traces_endpoint(config: DaemonConfig, environ: Mapping[str, str]) -> TracesE
         ConfigError: the configuration names no HTTP address.
     """
     endpoint = config.traces.endpoint
-    if endpoint is not None:
-        if not _is_http(endpoint):
-            raise ConfigError(
-                f'"{endpoint}" is no http or https address.',
-                field="traces.endpoint",
-                hint="Name an OTLP/HTTP endpoint, such as http://127.0.0.1:4318.",
-            )
+    host = _http_host(endpoint) if endpoint is not None else None
+    if endpoint is not None and not host:
+        raise ConfigError(
+            f'"{endpoint}" is no http or https address.',
+            field="traces.endpoint",
+            hint="Name an OTLP/HTTP endpoint, such as http://127.0.0.1:4318.",
+        )
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if endpoint is not None:
-        return TracesEndpoint(parts.hostname or "", endpoint)
+        return TracesEndpoint(host or "", endpoint)
     for variable in _ENDPOINT_VARIABLES:
         if environ.get(variable):
-            return TracesEndpoint(urlsplit(environ[variable]).hostname or "", None, variable)
+            return TracesEndpoint(_http_host(environ[variable]) or "", None, variable)
     return None
 
 

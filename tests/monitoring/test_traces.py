@@ -236,6 +236,9 @@ def test_where_spans_go() -> None:
     assert by_environment is not None
     assert (by_environment.host, by_environment.configured) == ("two", None)
     assert traces_endpoint(config("http://one:4318"), {"OTEL_SDK_DISABLED": "true"}) is None
+    broken = traces_endpoint(config(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1:4318"})
+    assert broken is not None
+    assert broken.host == ""
 
 
 def test_a_path_is_added_only_where_there_is_none() -> None:
