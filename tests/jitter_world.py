@@ -62,7 +62,7 @@ class Group:
         self.jitter = JitterGroup(Named(name, [f"cpu:{name}"], "test"))
         self.records: list[tuple[float, Record]] = []
         self.steps = 0
-        self.gc_ms = self.engine_gc_ms = 0.0
+        self.gc_ms = self.engine_gc_ms = self.loop_late_ms = 0.0
         self.allowed: float | None = None
         """Beside appends, as the scheduler says."""
 
@@ -177,6 +177,7 @@ class Group:
             predicted_step_ms=2 * self.step_ms,
             scheduler=scheduler,
             step_counts=list(counts),
+            loop_late_ms=self.loop_late_ms,
             gc_ms=self.gc_ms,
         )
         self.jitter.beat(beat, self.now, 1.0)

@@ -161,6 +161,7 @@ class JitterGroup:
             waiting=waiting,
             silent_s=silent_s,
             predicted_s=max(told.predicted_s, last.predicted_step_ms / 1e3 if last is not None else 0.0),
+            loop_late_ms=told.loop_late_ms,
         )
         self.second = second
         baselines = [peer.baseline for peer in peers]

@@ -49,6 +49,9 @@ _STALL_OVER_WORST = 1.5
 _APPENDS_STALL_MS, _APPENDS_STALL_RATIO = 60.0, 4.0
 """Beyond what is allowed beside appends, and as a multiple of it."""
 _SILENT_S, _SILENT_STEPS = 1.5, 3.0
+_LOOP_STALL_MS = 500.0
+"""A worker whose event loop stood still for so long held up whatever it had: also tokens beside prompts, which are not
+judged by their own times."""
 _ON_TIME_TOKENS = 10
 """So many without appends have to be seen in time, for appends to be what made the others late."""
 
@@ -67,6 +70,8 @@ class Second(msgspec.Struct, frozen=True, kw_only=True):
     """For how long they have waited and nothing has come; 0 where something has."""
     predicted_s: float = 0.0
     """The longest that the next step should take."""
+    loop_late_ms: float = 0.0
+    """The latest that the worker's event loop was."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,7 +234,7 @@ class Judge:
             troubles.append("median")
         if _many_late([decode] if troubled else [tally for tally, _ in self._seconds], troubled=troubled):
             troubles.append("late")
-        if decode.stalled:
+        if decode.stalled or _held_up(second):
             troubles.append("stall")
         if second.silent_s >= max(_SILENT_S, _SILENT_STEPS * second.predicted_s):
             troubles.append("silence")
@@ -278,10 +283,19 @@ class Judge:
             lost_ms=decode.total_ms + appends.total_ms - decode.expected_ms - appends.expected_ms,
             p50_ms=min(worst_ms, quantile_ms(buckets, 0.5)),
             p99_ms=min(worst_ms, quantile_ms(buckets, 0.99)),
-            worst_ms=max(worst_ms, 1e3 * second.silent_s if "silence" in troubles else 0.0),
+            worst_ms=max(
+                worst_ms,
+                1e3 * second.silent_s if "silence" in troubles else 0.0,
+                second.loop_late_ms if _held_up(second) else 0.0,
+            ),
             late_share=sum(tally.late for tally in shown) / tokens if tokens else 0.0,
             usual_ms=sum(tally.usual_ms for tally in shown) / tokens if tokens else 0.0,
-            beyond_ms=max(decode.beyond_ms, appends.beyond_ms, 1e3 * second.silent_s),
+            beyond_ms=max(
+                decode.beyond_ms,
+                appends.beyond_ms,
+                1e3 * second.silent_s,
+                second.loop_late_ms if _held_up(second) else 0.0,
+            ),
             slowdown=slowdown,
             on_time=on_time and not {"median", "late", "stall", "silence"} & set(troubles),
             appends_ratio=self._appends_pace.ratio * second.allowed,
@@ -289,6 +303,11 @@ class Judge:
             silent_s=second.silent_s,
             guessed=tokens > 0 and not any(tally.known for tally in shown),
         )
+
+
+def _held_up(second: Second) -> bool:
+    """Whether the worker stood still while it had something to do."""
+    return second.loop_late_ms >= _LOOP_STALL_MS and (second.waiting > 0 or bool(second.counts))
 
 
 def _mean_ratio(tallies: Iterable[_Tally]) -> float:

@@ -210,7 +210,8 @@ def _stall(evidence: Evidence) -> str:
     who = "the engine"
     if evidence.loop_late_ms >= _STILL_PART * verdict.worst_ms:
         who = f"the worker's process (its event loop was {evidence.loop_late_ms:,.0f} ms late)"
-    return f"no token came for {verdict.worst_ms:,.0f} ms where {verdict.usual_ms:.3g} are usual: {who} stood still"
+    usual = f" where {verdict.usual_ms:.3g} are usual" if verdict.usual_ms else ""
+    return f"no token came for {verdict.worst_ms:,.0f} ms{usual}: {who} stood still"
 
 
 def _unknown(evidence: Evidence) -> str:

@@ -253,3 +253,21 @@ def test_a_verdict_on_nothing_is_harmless() -> None:
     group = Group(1)
     group.second()
     assert group.jitter.verdict == Verdict(allowed=1.5)
+
+
+def test_a_worker_that_stood_still_beside_a_prompt_is_noticed() -> None:
+    """Three seconds of SIGSTOP; the wait that they made is of a kind that is not judged by itself."""
+    group = known()
+    group.loop_late_ms = 2900.0
+    group.second(group.stalled(group.counts(0.1, kind="prompts"), 3000.0))
+    assert alarm(group).cause == "engine_stall"
+    assert "2,900 ms" in alarm(group).why
+    assert "worker's process" in alarm(group).why
+
+
+def test_a_worker_that_stood_still_with_nothing_to_do_is_none() -> None:
+    group = known()
+    group.idle(3)
+    group.loop_late_ms = 2900.0
+    group.idle(1)
+    assert group.records == []
