@@ -50,6 +50,7 @@ from pingpong_client import AsyncClient
 from pingpong_client.certificate import digest
 from pingpong_client.cli import COMMANDS, build_parser
 from pingpong_client.commands.context import Context
+from pingpong_client.transport import no_daemon
 
 
 class FakeDaemon:
@@ -265,7 +266,7 @@ class FakeTransport:
 
     async def open(self) -> None:
         if self._daemon.away:
-            raise DaemonUnavailable("no daemon answers.")
+            raise no_daemon(self.peer)
         self._daemon.send_frame = self._frames.put_nowait
 
     async def send(self, frame: bytes) -> None:

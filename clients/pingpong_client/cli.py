@@ -53,6 +53,8 @@ COMMANDS: dict[str, Command] = {
     "drain": drain,
     "schema": schema,
 }
+_WITH_CHAINS = ("submit", "attach", "verify")
+"""Commands that have chains run while they write."""
 OUTPUT_LOST = 74
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -93,8 +95,10 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; expected faults are one line on standard error."""
     _open_closed_streams()
+    command = ""
     try:
         args = build_parser().parse_args(arguments)
+        command = args.command
         context = Context(
             args,
             sys.stdin.buffer,
@@ -102,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr,
             connect=lambda: AsyncClient(args.socket, instance=args.instance, reconnect_s=args.reconnect),
         )
-        return asyncio.run(_run(COMMANDS[args.command], context))
+        return asyncio.run(_run(COMMANDS[command], context))
     except PingpongError as error:
         sys.stderr.write(f"pingpong-client: {' '.join(str(error).split())}\n")
         return error.exit_code
@@ -117,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
             raise
         _drop_output()
-        sys.stderr.write(f"pingpong-client: the output cannot be written: {error.strerror}. Chains go on: see list.\n")
+        way_out = " Chains go on: see list." if command in _WITH_CHAINS else ""
+        sys.stderr.write(f"pingpong-client: the output cannot be written: {error.strerror}.{way_out}\n")
         return OUTPUT_LOST
 
 

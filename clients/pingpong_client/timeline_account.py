@@ -9,6 +9,7 @@ their agent's turn had come are what reading ahead hides.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import inf
 from typing import Literal
 
@@ -92,9 +93,12 @@ class Account(msgspec.Struct, frozen=True):
     predicted: Prediction | None
     """Of the placement that was taken, as it was when the chain left the queue."""
     comparisons: tuple[Comparison, ...]
-    """From when the chain left the queue, as predictions are; empty where nothing was predicted or it has not
-    finished. What is hidden is not among them: predicted is what it takes at full speed, and `hidden_ms` is how long it
-    went on beside decodes."""
+    """From when the chain left the queue, as predictions are; empty where nothing was predicted, it has not finished,
+    or it is `recovered`. What is hidden is not among them: predicted is what it takes at full speed, and `hidden_ms` is
+    how long it went on beside decodes."""
+
+    recovered: bool
+    """The daemon was restarted before it had finished: what was predicted is what was left then, not the whole."""
 
     def spent_ms(self, kind: PathKind) -> float:
         """What the path spent in one way."""
@@ -121,6 +125,7 @@ def account(result: ChainResult) -> Account:
         agents=agents,
         predicted=_predicted(result),
         comparisons=(),
+        recovered=_recovered(result),
     )
     return msgspec.structs.replace(made, comparisons=_comparisons(made))
 
@@ -238,9 +243,25 @@ def _predicted(result: ChainResult) -> Prediction | None:
     return next((found for found in same if found.e2e_ms == result.predicted_ms), None)
 
 
+def _recovered(result: ChainResult) -> bool:
+    """Whether a restart of the daemon came between: no agent says why the chain was resumed, or one began anew more
+    often than its hops were void, those of before a restart being gone."""
+    if not result.resumed:
+        return False
+    anew = any(agent.attempt > 1 + _void_hops(agent) for agent in result.agents)
+    return anew or not any(agent.resumed for agent in result.agents)
+
+
+def _void_hops(agent: AgentResult) -> int:
+    """Those with tokens that the next one did not find."""
+    return sum(
+        hop.tokens_before + hop.tokens > 0 and not after.tokens_before for hop, after in pairwise(hops_of(agent))
+    )
+
+
 def _comparisons(made: Account) -> tuple[Comparison, ...]:
     predicted = made.predicted
-    if predicted is None or made.e2e_ms is None:
+    if predicted is None or made.e2e_ms is None or made.recovered:
         return ()
     waited = made.spent_ms("wait") + made.spent_ms("recovery")
     return (

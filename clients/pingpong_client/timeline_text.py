@@ -99,10 +99,12 @@ def account_sentences(made: Account) -> list[tuple[str, str]]:
         found.append(("took", f"{milliseconds(made.e2e_ms)} ms = {' + '.join(parts)}"))
     tokens = f"{number(made.hidden_tokens)} prompt tokens read ahead"
     hidden = f"{milliseconds(made.hidden_ms)} ms of appends, {tokens}"
-    if made.predicted is not None and made.predicted.hidden_ms:
+    if made.predicted is not None and made.predicted.hidden_ms and not made.recovered:
         hidden += f", which at full speed take {milliseconds(made.predicted.hidden_ms)} ms by prediction"
     found.append(("hidden", hidden if made.hidden_ms else "nothing"))
     found.append(("wasted", "; ".join(wasted_parts(made)) or "nothing"))
+    if made.recovered and made.predicted is not None:
+        found.append(("predicted", "not compared: the daemon was restarted, and predicted anew for what was left"))
     return found
 
 

@@ -147,8 +147,12 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-def no_daemon(peer: str) -> DaemonUnavailable:
-    return DaemonUnavailable(f"no daemon answers at {peer}.", hint=START_HINT)
+class NobodyThere(DaemonUnavailable):
+    """There is no socket, or nobody listens at it."""
+
+
+def no_daemon(peer: str) -> NobodyThere:
+    return NobodyThere(f"no daemon answers at {peer}.", hint=START_HINT)
 
 
 def daemon_lost(peer: str) -> DaemonUnavailable:

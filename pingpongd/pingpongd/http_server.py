@@ -192,8 +192,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815 - the base class looks for it by this name
 
-    def _answer(self, reply: Reply) -> None:
+    def _refuse(self) -> None:
+        """A page is only read; what comes behind the headers is left unread."""
+        self.close_connection = True
+        self._answer(
+            Reply(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", b"Pages are read with GET or HEAD.\n"),
+            Allow="GET, HEAD",
+        )
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse  # noqa: N815 - as above
+
+    def _answer(self, reply: Reply, **headers: str) -> None:
         self.send_response(reply.status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", reply.content_type)
         self.send_header("Content-Length", str(len(reply.body)))
         self.send_header("Cache-Control", "no-store")

@@ -1,6 +1,7 @@
 """The command as people run it: exit codes, one sentence on standard error, no traceback."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -9,7 +10,8 @@ import sys
 import pytest
 
 from pingpong_bus.errors import UsageError
-from pingpong_client.cli import build_parser
+from pingpong_client import cli
+from pingpong_client.cli import COMMANDS, build_parser
 
 HANG_S = 30
 AGENT = {"name": "a", "prompt": "hello"}
@@ -95,6 +97,18 @@ async def test_a_chain_file_that_is_not_there(tmp_path):
     assert code == 65
     assert one_sentence(err)
     assert "No such file" in err
+
+
+async def test_a_daemon_whose_folder_is_not_there_yet_is_waited_for(serving, tmp_path):
+    process = await start("status", "--wait", "--json", socket=tmp_path / "run" / "pp")
+    async with asyncio.timeout(HANG_S):
+        told = await process.stderr.readline()
+    assert told.decode() == (f"pingpong-client: no daemon is at {tmp_path}/run/pp/control.sock yet: waiting for one.\n")
+    (tmp_path / "run" / "pp").mkdir(parents=True)
+    async with serving(tmp_path / "run" / "pp" / "control.sock"):
+        code, out, err = await finish(process)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["state"] == "ready"
 
 
 @pytest.mark.parametrize("words", [["submit", "-"], ["verify", "-"], ["status"], ["list"], ["result", "c0"]])
@@ -231,6 +245,25 @@ async def test_a_full_disk_is_one_sentence(tmp_path):
     assert code == 74
     assert one_sentence(err)
     assert "cannot be written" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "with_chains"),
+    [
+        (["submit", "x"], True), (["attach", "c1"], True), (["verify", "x"], True),
+        (["timeline", "c1"], False), (["jitter", "x"], False), (["schema"], False),
+    ],
+)  # fmt: skip
+def test_a_full_disk_is_said_to_leave_chains_alone_only_where_some_run(words, with_chains, monkeypatch, capsys):
+    async def run(context):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(COMMANDS[words[0]], "run", run)
+    monkeypatch.setattr(cli, "_drop_output", lambda: None)
+    assert cli.main(words) == 74
+    err = capsys.readouterr().err
+    assert one_sentence(err)
+    assert ("Chains go on" in err) == with_chains
 
 
 async def test_help_lists_the_exit_codes(tmp_path):

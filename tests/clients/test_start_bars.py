@@ -1,5 +1,6 @@
 """Bars of a start: what they say, and that they go as they came; and commands that wait under them."""
 
+import asyncio
 import io
 
 import msgspec
@@ -150,6 +151,28 @@ async def test_a_terminal_that_cannot_move_its_cursor_gets_lines(link, daemon, q
     monkeypatch.setattr("fake_daemon.io.StringIO", Terminal)
     daemon.edit_status = starting(2)
     assert "w0: loading the weights" in (await link.command("status", "--wait")).err
+
+
+@pytest.mark.parametrize("words", [("status", "--wait"), ("submit", "CHAIN", "--wait")])
+async def test_a_daemon_that_is_not_there_yet_is_waited_for(link, daemon, chain_file, quick, words):
+    daemon.away = True
+    asked = [str(chain_file) if word == "CHAIN" else word for word in words]
+    waiting = asyncio.create_task(link.command(*asked))
+    async with asyncio.timeout(30):
+        while len(link.transports) < 3:
+            await asyncio.sleep(0.001)
+    assert not waiting.done()
+    daemon.away = False
+    outcome = await asyncio.wait_for(waiting, 30)
+    assert outcome.code == 0
+    assert outcome.err.count("no daemon is at ") == 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_a_daemon_that_is_not_there_is_69_without_wait(link, daemon, chain_file, terminal):
+    daemon.away = True
+    assert (await link.command("submit", str(chain_file), terminal=terminal)).code == 69
+    assert (await link.command("status", terminal=terminal)).code == 69
 
 
 async def test_a_daemon_that_ends_while_it_starts_is_not_waited_for(link, daemon, quick):

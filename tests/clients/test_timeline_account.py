@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pingpong_bus.messages import AgentResult, ChainResult, HopEntry, OutputRead
+from pingpong_bus.messages import AgentResult, ChainResult, HopEntry, OutputRead, ResumeEntry
 from pingpong_client.timeline_account import Account, account
 from pingpong_client.timeline_spans import chain_spans, flows, hops_of, lanes
 from pingpong_client.timeline_text import account_sentences
@@ -110,6 +110,53 @@ def test_predictions_are_held_against_what_came() -> None:
 
 def test_without_a_prediction_nothing_is_compared() -> None:
     assert account(in_series()).comparisons == ()
+
+
+def _predicted(result: ChainResult, **fields: object) -> ChainResult:
+    known = read_ahead()
+    given = {"predictions": known.predictions, "predicted_ms": known.predicted_ms, **fields}
+    return msgspec.structs.replace(result, **given)
+
+
+def _entry() -> ResumeEntry:
+    return ResumeEntry(at_ms=300, tokens=20, worker="a", why="it ended with signal 9.")
+
+
+def _with(result: ChainResult, at: int, **fields: object) -> ChainResult:
+    agents = list(result.agents)
+    agents[at] = msgspec.structs.replace(agents[at], **fields)
+    return msgspec.structs.replace(result, agents=agents)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        # All agents had finished; the second began anew; it did, and then lost its worker.
+        _predicted(read_ahead(), resumed=True),
+        _with(_predicted(read_ahead(), resumed=True), 1, attempt=2),
+        _with(_predicted(lost_once(), resumed=True), 0, attempt=2, resumed=[_entry()]),
+    ],
+)
+def test_a_prediction_of_what_a_restart_had_left_is_not_held_against_the_whole(result: ChainResult) -> None:
+    made = account(result)
+    assert made.comparisons == ()
+    assert dict(account_sentences(made))["predicted"] == (
+        "not compared: the daemon was restarted, and predicted anew for what was left"
+    )
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        _with(_predicted(lost_once(), resumed=True), 0, resumed=[_entry()]),
+        _with(_predicted(void_once(), placement="ping-pong"), 0, attempt=2),
+        _with(_predicted(void_once(), placement="ping-pong", resumed=True), 0, attempt=2, resumed=[_entry()]),
+    ],
+)
+def test_a_chain_of_one_life_of_the_daemon_is_compared_whatever_it_lost(result: ChainResult) -> None:
+    made = account(result)
+    assert made.comparisons
+    assert "predicted" not in dict(account_sentences(made))
 
 
 def test_a_chain_that_waits_has_no_path() -> None:

@@ -60,7 +60,16 @@ def test_what_is_not_there_is_refused(server: HttpServer) -> None:
     status, body = ask(server, "/other")
     assert status == 404
     assert b"/page" in body
-    assert ask(server, "/page", "POST")[0] == 501
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_a_page_is_only_read(server: HttpServer, method: str) -> None:
+    connection = http.client.HTTPConnection(*server.address, timeout=30)
+    connection.request(method, "/page", body=b"x")
+    reply = connection.getresponse()
+    assert (reply.status, reply.getheader("Allow")) == (405, "GET, HEAD")
+    connection.close()
+    assert ask(server, "/page", "BREW")[0] == 501
 
 
 def test_garbage_is_refused_and_the_next_is_answered(server: HttpServer) -> None:

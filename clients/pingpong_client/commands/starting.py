@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from rich.console import Console
 
@@ -11,8 +13,34 @@ from pingpong_client.client import AsyncClient
 from pingpong_client.commands.context import Context
 from pingpong_client.start_bars import StartBars
 from pingpong_client.table import clean
+from pingpong_client.transport import NobodyThere
 
 POLL_S = 0.25
+
+
+@asynccontextmanager
+async def found(context: Context) -> AsyncIterator[AsyncClient]:
+    """A client of the daemon. With ``--wait`` one that is not there yet is looked for until it is: a script may have
+    started it a moment ago.
+
+    Raises:
+        DaemonUnavailable: there is none, and no ``--wait``; or this user may not use it.
+    """
+    told = False
+    async with AsyncExitStack() as stack:
+        while True:
+            client = context.connect()  # anew: where its socket is depends on what is there
+            try:
+                await stack.enter_async_context(client)
+                break
+            except NobodyThere:
+                if not context.args.wait:
+                    raise
+            if not told:
+                told = True
+                context.note(f"no daemon is at {client.socket} yet: waiting for one.")
+            await asyncio.sleep(POLL_S)
+        yield client
 
 
 async def until_started(context: Context, client: AsyncClient) -> None:

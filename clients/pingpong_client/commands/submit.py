@@ -27,7 +27,7 @@ from pingpong_client.commands.arguments import (
 )
 from pingpong_client.commands.context import Context
 from pingpong_client.commands.showing import show_chain, tell_absence
-from pingpong_client.commands.starting import until_started
+from pingpong_client.commands.starting import found, until_started
 from pingpong_client.explained_table import explained_lines
 from pingpong_client.jobs import Job, parse_jobs, run_jobs
 from pingpong_client.progress import ChainProgress
@@ -66,7 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--detach", action="store_true", help="print the chain's id and return")
     parser.add_argument(
-        "--wait", action="store_true", help="wait for a daemon that starts; always so where the output is a terminal"
+        "--wait",
+        action="store_true",
+        help="wait for a daemon that is not there yet, or starts; for one that starts always where the output is a "
+        "terminal",
     )
     parser.add_argument(
         "--cancel-on-exit", action="store_true", help="cancel the chain if this command is interrupted or ended"
@@ -110,7 +113,7 @@ async def run(context: Context) -> int:
     resolve_inputs(chain, given)
     if args.explain:
         return await _explain(context, chain, given, options)
-    async with context.connect() as client:
+    async with found(context) as client:
         await _wait_for_start(context, client)
         tell_absence(context, client)
         chain_id = await client.submit(chain, given, options, follow=not args.detach)
@@ -140,7 +143,7 @@ def _check_nothing_runs(args: argparse.Namespace) -> None:
 
 
 async def _explain(context: Context, chain: Chain, given: dict[str, str], options: SubmitOptions) -> int:
-    async with context.connect() as client:
+    async with found(context) as client:
         await _wait_for_start(context, client)
         explained = await client.explain(chain, given, options)
     if context.args.json:
@@ -153,7 +156,7 @@ async def _explain(context: Context, chain: Chain, given: dict[str, str], option
 async def _run_many(context: Context, jobs: list[Job], options: SubmitOptions) -> int:
     running: set[str] = set()
     failed = 0
-    async with context.connect() as client:
+    async with found(context) as client:
         await _wait_for_start(context, client)
         tell_absence(context, client)
         try:
