@@ -146,8 +146,9 @@ def test_without_descriptors_it_waits_and_takes_no_core(monkeypatch: pytest.Monk
         tries += 1
         raise OSError(errno.EMFILE, "Too many open files")
 
-    with socket.create_connection(server.address, timeout=30) as waiting, monkeypatch.context() as patch:
-        patch.setattr(socketserver.TCPServer, "get_request", none_left)
+    with monkeypatch.context() as patch:
+        patch.setattr(socketserver.TCPServer, "get_request", none_left)  # before anybody can be let in
+        waiting = socket.create_connection(server.address, timeout=30)
         waiting.sendall(b"GET /page HTTP/1.0\r\n\r\n")
         deadline = time.monotonic() + 30
         while not tries and time.monotonic() < deadline:
@@ -156,6 +157,7 @@ def test_without_descriptors_it_waits_and_takes_no_core(monkeypatch: pytest.Monk
         assert 0 < tries < 100
         patch.undo()
         assert waiting.recv(12) == b"HTTP/1.0 200"
+        waiting.close()
     server.stop()
 
 
