@@ -20,6 +20,9 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (250, 4096))
 sys.path.insert(0, {tests!r})
 from control_desk import open_desk
 from pingpongd.connections import raise_descriptor_limit
+from pingpongd.logs import set_up_logging
+
+set_up_logging("info", "json")  # which limits it: a line for each connection would fill the pipe that nobody reads
 
 async def serve():
     async with open_desk(Path({folder!r})) as desk:
