@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -62,6 +63,21 @@ class Fault(msgspec.Struct, frozen=True):
     causes: tuple[JitterCause, ...]
     during: Callable[[Target], AbstractAsyncContextManager[None]]
     """Disturbs for as long as it is entered."""
+
+
+@asynccontextmanager
+async def beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do something for as long as it is entered; what of it has failed by the end is raised."""
+    tasks = [asyncio.create_task(it) for it in work]
+    try:
+        yield
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -143,7 +159,7 @@ async def squeeze_memory(target: Target) -> AsyncIterator[None]:  # noqa: ARG001
             await asyncio.sleep(_SQUEEZE_EVERY_S)
             limit.write_text("-1")
 
-    async with _beside(squeeze()):
+    async with beside(squeeze()):
         try:
             yield
         finally:
@@ -164,20 +180,8 @@ async def stop_at_random(target: Target) -> AsyncIterator[None]:
                 process.send_signal(signal.SIGCONT)
             await asyncio.sleep(draw.expovariate(1 / _STOP_EVERY_S))
 
-    async with _beside(stop_and_go()):
+    async with beside(stop_and_go()):
         yield
-
-
-@asynccontextmanager
-async def _beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Do something for as long as it is entered."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 FAULTS = {

@@ -22,8 +22,8 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import msgspec
 import psutil
 
 from commands import command
-from injected_faults import FAULTS, Fault, Target, own_memory_cgroup
+from injected_faults import FAULTS, Fault, Target, beside, own_memory_cgroup
 from local_daemon import LogEvent, local_daemon
 from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.errors import UsageError
@@ -78,21 +78,6 @@ async def read_ahead(client: AsyncClient, prefix: int, output: int, seed: int) -
         await client.run(ids_chain(profile, seed=number, vocabulary=4_000), {}, SubmitOptions(mode="ping-pong"))
 
 
-@asynccontextmanager
-async def running(*work: Any) -> AsyncIterator[None]:
-    """Run coroutines beside the body; one that fails is an error."""
-    tasks = [asyncio.create_task(it) for it in work]
-    try:
-        yield
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def target_of(worker: WorkerStatus, cores: Sequence[int]) -> Target:
     """What there is to disturb of a group that serves."""
     assert worker.pid is not None  # noqa: S101 - it serves
@@ -106,9 +91,7 @@ def target_of(worker: WorkerStatus, cores: Sequence[int]) -> Target:
     )
 
 
-async def judged(
-    seen: Seen, loading: float, began: float, causes: Sequence[str], workers: Sequence[str]
-) -> dict[str, Any]:
+def judged(seen: Seen, loading: float, began: float, causes: Sequence[str], workers: Sequence[str]) -> dict[str, Any]:
     """What the log says of a fault so far: times since it `began`, alarms since it was `loading`."""
     alarms = seen.since(loading, _ALARMS, workers)
     right = [(when, event) for when, event in alarms if event["cause"] in causes]
@@ -141,7 +124,7 @@ async def measure(
         status = await client.status()
         names = [worker.name for worker in status.workers]
         busy = [keep_busy(client, name, options.prompt, options.output) for name in names]
-        async with running(*busy):
+        async with beside(*busy):
             await asyncio.sleep(options.settle)
             for round_number, name in itertools.product(range(options.rounds), options.faults):
                 quiet_from = time.monotonic()
@@ -157,7 +140,7 @@ async def measure(
                         read_ahead(client, options.prefix, options.ahead_output, seed)
                         for seed in range(round_number * options.ahead, (round_number + 1) * options.ahead)
                     ]
-                    disturbance: Any = running(*loads)
+                    disturbance: Any = beside(*loads)
                 else:
                     fault: Fault = FAULTS[name]
                     disturbance = fault.during(target_of(worker, cores[worker.name]))
@@ -170,7 +153,7 @@ async def measure(
                     "round": round_number,
                     "workers": hit,
                     "expected": list(causes),
-                    **await judged(seen, loading, began, causes, hit),
+                    **judged(seen, loading, began, causes, hit),
                     "cleared_s": cleared,
                     "false_alarms": [event["why"] for event in false_alarms],
                     "usual_ms": worker.itl.usual_ms,

@@ -71,7 +71,3 @@ class StepTimes:
             if count and left <= 0:
                 return min(middle_ms(bucket), self.worst_ms or math.inf)
         return self.worst_ms
-
-    def above(self, ms: float) -> int:
-        """How many lie in buckets that are wholly above a time."""
-        return sum(self._counts[bucket_of(ms) + 1 :])

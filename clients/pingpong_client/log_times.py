@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from pingpong_client.table import duration
+
 _BEFORE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d|w)(?: ago)?")
 _UNITS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -46,13 +48,4 @@ def time_of_day(at: float) -> str:
 
 def long(seconds: float) -> str:
     """0.4 s, 12 s, 3 min 05 s, 2 h 07 min, or 3 d 04 h: rounded to what is shown."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02} h"
+    return f"{seconds:.1f} s" if seconds < 9.95 else duration(round(seconds))

@@ -73,6 +73,12 @@ class Second(msgspec.Struct, frozen=True, kw_only=True):
     loop_late_ms: float = 0.0
     """The latest that the worker's event loop was."""
 
+    @property
+    def held_up_ms(self) -> float:
+        """How long the worker stood still while it had something to do; 0 where that was not for long."""
+        busy = self.waiting > 0 or bool(self.counts)
+        return self.loop_late_ms if busy and self.loop_late_ms >= _LOOP_STALL_MS else 0.0
+
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a second, and of those before that count with it."""
@@ -234,7 +240,7 @@ class Judge:
             troubles.append("median")
         if _many_late([decode] if troubled else [tally for tally, _ in self._seconds], troubled=troubled):
             troubles.append("late")
-        if decode.stalled or _held_up(second):
+        if decode.stalled or second.held_up_ms:
             troubles.append("stall")
         if second.silent_s >= max(_SILENT_S, _SILENT_STEPS * second.predicted_s):
             troubles.append("silence")
@@ -283,19 +289,10 @@ class Judge:
             lost_ms=decode.total_ms + appends.total_ms - decode.expected_ms - appends.expected_ms,
             p50_ms=min(worst_ms, quantile_ms(buckets, 0.5)),
             p99_ms=min(worst_ms, quantile_ms(buckets, 0.99)),
-            worst_ms=max(
-                worst_ms,
-                1e3 * second.silent_s if "silence" in troubles else 0.0,
-                second.loop_late_ms if _held_up(second) else 0.0,
-            ),
+            worst_ms=max(worst_ms, second.held_up_ms, 1e3 * second.silent_s if "silence" in troubles else 0.0),
             late_share=sum(tally.late for tally in shown) / tokens if tokens else 0.0,
             usual_ms=sum(tally.usual_ms for tally in shown) / tokens if tokens else 0.0,
-            beyond_ms=max(
-                decode.beyond_ms,
-                appends.beyond_ms,
-                1e3 * second.silent_s,
-                second.loop_late_ms if _held_up(second) else 0.0,
-            ),
+            beyond_ms=max(decode.beyond_ms, appends.beyond_ms, 1e3 * second.silent_s, second.held_up_ms),
             slowdown=slowdown,
             on_time=on_time and not {"median", "late", "stall", "silence"} & set(troubles),
             appends_ratio=self._appends_pace.ratio * second.allowed,
@@ -303,11 +300,6 @@ class Judge:
             silent_s=second.silent_s,
             guessed=tokens > 0 and not any(tally.known for tally in shown),
         )
-
-
-def _held_up(second: Second) -> bool:
-    """Whether the worker stood still while it had something to do."""
-    return second.loop_late_ms >= _LOOP_STALL_MS and (second.waiting > 0 or bool(second.counts))
 
 
 def _mean_ratio(tallies: Iterable[_Tally]) -> float:
