@@ -38,8 +38,10 @@ __all__ = [
     "Agent",
     "Chain",
     "Exactness",
+    "Extract",
     "IdsPart",
     "Message",
+    "ModelName",
     "Name",
     "OutputPart",
     "Part",
@@ -70,6 +72,7 @@ Exactness = Literal["fast", "grid", "invariant"]
 """What is promised of a chain's output: nothing; the same bits in every placement, by cutting prompts on a grid; the
 same bits whatever it is batched with, by the engine's batch-invariant kernels."""
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, description="As the daemon's groups name it.")]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,14 +82,33 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: str
 
 
+class Extract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What an `extract` step takes out of its input; exactly one of `json`, `regex` and `fenced` is given."""
+
+    json: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)] | None = None
+    """A path into the last JSON value of the text, such as "$.items[0].title"; a string comes without its quotes,
+    anything else as JSON."""
+    regex: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)] | None = None
+    """A Python regular expression: its first group where it has one, else all that it matches, at its first match."""
+    fenced: Annotated[str, msgspec.Meta(max_length=40)] | None = None
+    """The language of a fenced block, of which the last one's content is taken; "" for a block of any language."""
+    otherwise: str | None = None
+    """What is taken where there is nothing of the kind; null: the chain fails."""
+
+
 class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One step of a chain.
 
-    Exactly one kind of prompt is given: `prompt` (a user message, with `system` before it if set), `messages`,
-    `raw_prompt` (text as is, no chat template) or `prompt_ids` (token ids, and "{{agent}}" between them).
+    Of an agent exactly one kind of prompt is given: `prompt` (a user message, with `system` before it if set),
+    `messages`, `raw_prompt` (text as is, no chat template) or `prompt_ids` (token ids, and "{{agent}}" between them).
+
+    A step between agents has `input` and one of `extract` and `call` instead; what comes of it is read like an
+    agent's output.
     """
 
     name: Name
+    model: ModelName | None = None
+    """Which of the daemon's models runs it; null: the daemon's default model."""
     system: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
@@ -100,6 +122,32 @@ class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     stop_token_ids: list[TokenId] = []
     ignore_eos: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    join: Literal["ids", "text"] = "ids"
+    """How outputs of others enter its prompt: as the ids that were sampled, or as text, tokenized with what stands
+    around it. Outputs of another tokenizer, stripped ones and those of steps are always joined as text."""
+    strip: Literal["think"] | None = None
+    """What other agents do not read of its output: "think" for <think>...</think> blocks."""
+    speculate: bool | None = None
+    """Whether its tokens may be guessed from its prompt and from earlier runs of the chain, and checked several a
+    step; null: what the chain says."""
+    input: str | None = None
+    """Of a step: the text that it takes, with references."""
+    extract: Extract | None = None
+    """Of a step: what it takes out of its input."""
+    call: Name | None = None
+    """Of a step: which of the daemon's `[calls]` is given its input, and whose answer is its output."""
+    max_chars: Annotated[int, msgspec.Meta(ge=1, le=4_194_304)] = 8192
+    """Of a step: the most characters of its output; more fails the chain."""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a step between agents, which no model runs."""
+        return self.extract is not None or self.call is not None
+
+    @property
+    def most(self) -> int:
+        """The most that its log may come to hold: tokens, or characters of a step."""
+        return self.max_chars if self.is_step else self.max_tokens
 
 
 class Chain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -117,6 +165,8 @@ class Chain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0, description="Of agents that no other reads.")] | None = None
     """How long a step may take in which an agent that no other reads decodes; inner ones may wait longer, by the
     daemon's `[decode_first]`. None: as a multiple of the decode step, from there."""
+    speculate: bool | None = None
+    """Of agents that do not say; null: what the submission says, else the daemon's `[speculation]`."""
 
 
 def parse_chain(data: bytes, *, source: str = "chain") -> Chain:
@@ -167,7 +217,10 @@ def validate_chain(chain: Chain) -> None:
                 field=f"{where}.name",
                 hint="Give each agent a name of its own.",
             )
-        _check_prompt_kind(agent, where)
+        if agent.is_step or agent.input is not None:
+            _check_step(agent, where)
+        else:
+            _check_prompt_kind(agent, where)
         for field, text in texts_of(agent):
             _check_braces(text, f"{where}.{field}")
             for reference in references_in(text):
@@ -180,6 +233,12 @@ def validate_chain(chain: Chain) -> None:
                 hint="Leave it out or set a temperature.",
             )
         seen[agent.name] = index
+    if all(agent.is_step for agent in chain.agents):
+        raise ChainError(
+            "the chain has no agent, only steps.",
+            field="agents",
+            hint="Add an agent with a prompt for them to work on.",
+        )
 
 
 def resolve_inputs(chain: Chain, given: Mapping[str, str]) -> dict[str, str]:
@@ -263,6 +322,63 @@ def _check_prompt_kind(agent: Agent, where: str) -> None:
             )
 
 
+_NOT_OF_STEPS = (
+    "model",
+    "system",
+    "prompt",
+    "messages",
+    "raw_prompt",
+    "prompt_ids",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "chat_template_kwargs",
+    "join",
+    "strip",
+    "speculate",
+)
+
+
+def _check_step(agent: Agent, where: str) -> None:
+    if not agent.is_step:
+        raise ChainError(
+            "an agent has a prompt; input is of steps.",
+            field=f"{where}.input",
+            hint='Call it prompt, or add "extract" or "call".',
+        )
+    if agent.extract is not None and agent.call is not None:
+        raise ChainError("the step has both extract and call.", field=f"{where}.call", hint="Make it two steps.")
+    if not agent.input:
+        raise ChainError("the step has no input.", field=f"{where}.input", hint='Say what it takes, as "{{agent}}".')
+    plain = Agent(name=agent.name)
+    for field in _NOT_OF_STEPS:
+        if getattr(agent, field) != getattr(plain, field):
+            raise ChainError("a step has no model.", field=f"{where}.{field}", hint=f"Leave {field} out.")
+    if agent.extract is not None:
+        _check_extract(agent.extract, f"{where}.extract")
+
+
+def _check_extract(extract: Extract, where: str) -> None:
+    kinds = [kind for kind in ("json", "regex", "fenced") if getattr(extract, kind) is not None]
+    if len(kinds) != 1:
+        raise ChainError(
+            "extract takes exactly one of json, regex and fenced.",
+            field=where if not kinds else f"{where}.{kinds[1]}",
+            hint="Keep one of them; for more, let one step take the other's output.",
+        )
+    if extract.regex is not None:
+        try:
+            re.compile(extract.regex)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ChainError(
+                f"the regular expression is not one: {error}.", field=f"{where}.regex", hint="See Python's re."
+            ) from None
+
+
 def _is_empty(agent: Agent) -> bool:
     if agent.prompt is not None:
         return not agent.prompt.strip()
@@ -302,6 +418,12 @@ def _check_reference(reference: str, chain: Chain, seen: Mapping[str, int], inde
             )
         return
     if reference in seen:
+        if field.rpartition(".")[2].startswith("prompt_ids") and chain.agents[seen[reference]].is_step:
+            raise ChainError(
+                f'"{reference}" is a step, whose output is text, and prompt_ids takes ids.',
+                field=field,
+                hint="Use raw_prompt for text.",
+            )
         return
     if reference == chain.agents[index].name:
         raise ChainError(

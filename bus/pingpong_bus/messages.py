@@ -18,7 +18,7 @@ import msgspec
 
 from pingpong_bus.chain import Agent, Chain, Exactness, RenderedMessage, TokenId
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Raised by every change that an older peer could misread."""
 
 Placement = Literal["serial", "ping-pong", "overlap"]
@@ -130,15 +130,43 @@ class PreparedAgent(_Value, frozen=True):
     so nothing of it can be read ahead; `segments` then only serves to bound the length."""
     note: str = ""
     """Why `joined` is true; for the user."""
+    text: bool = False
+    """Outputs are joined as text, tokenized while they stream in (`seam_prompt.py`); `segments` then only serves to
+    bound the length. With `joined`, nothing of it is read ahead all the same."""
+
+
+class TokenizerSource(_Value, frozen=True):
+    """Where a model's tokenizer is loaded from."""
+
+    model: str
+    """A folder, or a name that transformers finds."""
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+class OutputSource(_Value, frozen=True):
+    """How the ids of an upstream's log become the text that a joined prompt holds of it."""
+
+    tokenizer: TokenizerSource | None = None
+    """That wrote them; None: the reading worker's own."""
+    characters: bool = False
+    """The log is a step's: its "ids" are Unicode code points, and `tokenizer` means nothing."""
+    strip: Literal["think"] | None = None
+    """Blocks that are left out of the text."""
 
 
 class JoinedPrompt(_Value, frozen=True):
-    """A prompt that is tokenized as one text once every upstream log is complete."""
+    """A prompt as text: tokenized once every upstream log is complete, or, with `ahead`, while they grow."""
 
     agent: Agent
     messages: list[RenderedMessage]
     outputs: dict[int, StreamRef]
     """Logs by agent index."""
+    sources: dict[int, OutputSource] = {}
+    """By agent index, where the text is not just the worker's own decoding of all ids."""
+    expected: dict[int, int] = {}
+    """The most that each log will hold, tokens or characters; 0 or absent where unknown."""
+    ahead: bool = False
 
 
 class ChunkSettings(_Value, frozen=True):
@@ -165,6 +193,15 @@ class DecodePace(_Value, frozen=True):
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
+class KeptPrefix(_Value, frozen=True):
+    """A prompt's static beginning, which later prompts are expected to begin with too."""
+
+    tokens: Annotated[int, msgspec.Meta(ge=1)]
+    """How long it is."""
+    reuse: Annotated[float, msgspec.Meta(ge=0)]
+    """How many times an hour it is expected to come again: more of them stay in the cache longer."""
+
+
 class HopSpec(_Value, frozen=True):
     """One run of an agent, or of what is left of it, on a worker."""
 
@@ -188,6 +225,32 @@ class HopSpec(_Value, frozen=True):
     replay: bool = False
     """Bits are promised: with `resume`, the prompt alone is answered anew, step by step, and the beginning of that
     answer is checked against the committed tokens."""
+    speculate: bool = False
+    """Its tokens may be guessed, and checked several a step, where the engine can (`EngineLimits.speculation`)."""
+    drafts: list[list[TokenId]] = []
+    """What the same agent wrote in earlier runs of the chain, the latest first: to guess from."""
+    keep: KeptPrefix | None = None
+    """None: nothing of its prompt is worth more than any other's."""
+
+
+class DraftCounts(_Value, frozen=True):
+    """How guessing an answer's tokens went."""
+
+    steps: int
+    """Engine steps that gave tokens of the answer."""
+    drafted: int
+    """Tokens that were guessed."""
+    accepted: int
+    """Of them, those that were right: each saved a step."""
+
+
+class SeamCounts(_Value, frozen=True):
+    """How tokenizing a joined prompt ahead went."""
+
+    rollbacks: int
+    """Times that ids which the engine had were not a prefix of those of the whole text."""
+    tokens: int
+    """Ids taken back by them."""
 
 
 class EngineLimits(_Value, frozen=True):
@@ -222,6 +285,16 @@ class EngineLimits(_Value, frozen=True):
     overlap: bool = False
     """Whether agents may overlap on it (placement "overlap"): appends are held to a budget beside decodes, by our
     scheduler or by vLLM's own `long_prefill_token_threshold`."""
+    tokenizer: str = ""
+    """A digest of its tokenizer: outputs are spliced as ids between engines where it is equal."""
+    speculation: str = ""
+    """How it guesses tokens, such as "chain"; empty where it does not."""
+    speculation_refusal: str = ""
+    """Why it does not, though asked to."""
+    abilities: tuple[str, ...] = ()
+    """What patches to vLLM have given it (`patches/`), by name."""
+    host_cache_bytes: int = 0
+    """Host memory that prefix-cache blocks go to when the device's cache is full."""
 
 
 class BesideFigure(_Value, frozen=True):
@@ -306,6 +379,10 @@ class Prepare(_Tagged, frozen=True):
     request: int
     chain: Chain
     inputs: dict[str, str]
+    agents: list[int] | None = None
+    """Those to prepare, in order: the ones that this worker's model runs; None: all."""
+    as_text: list[int] = []
+    """Of them, those whose upstream outputs are joined as text."""
 
 
 class StartHop(_Tagged, frozen=True):
@@ -425,6 +502,7 @@ class WorkerFailed(_Tagged, frozen=True):
 class Prepared(_Tagged, frozen=True):
     request: int
     agents: list[PreparedAgent]
+    """In the order of `Prepare.agents`."""
 
 
 class RequestFailed(_Tagged, frozen=True):
@@ -509,6 +587,10 @@ class HopEnded(_Tagged, frozen=True):
     code: str = ""
     """Of a failure: the error's code and sentence."""
     message: str = ""
+    drafts: DraftCounts | None = None
+    """None where nothing was to be guessed."""
+    seam: SeamCounts | None = None
+    """None where no text was tokenized ahead."""
 
 
 class HopChecked(_Tagged, frozen=True):
@@ -629,6 +711,8 @@ class SubmitOptions(_Value, frozen=True):
     """None: what the chain says, else the daemon's default."""
     traceparent: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     """W3C trace context that the chain's spans belong to."""
+    speculate: bool | None = None
+    """Of agents of chains that do not say; None: the daemon's `[speculation]`."""
 
 
 class Submit(_Tagged, frozen=True):
@@ -864,6 +948,14 @@ class AgentResult(_Value, frozen=True):
     """In order; of a chain from before the daemon's start the last one's alone."""
     reads: list[OutputRead] = []
     """What its prompt holds of earlier agents, in order."""
+    kind: Literal["agent", "extract", "call"] = "agent"
+    """An agent, or a step between agents: of one, `output_tokens` counts characters, and it has no ids."""
+    model: str = ""
+    """That ran it; empty of a step."""
+    drafts: DraftCounts | None = None
+    """How guessing its tokens went; None where none were."""
+    seam: SeamCounts | None = None
+    """How joining outputs as text ahead of their end went; None where they are spliced as ids."""
 
 
 class Prediction(_Value, frozen=True):

@@ -66,6 +66,8 @@ def texts_of(agent: Agent) -> Iterator[tuple[str, str]]:
         yield f"messages[{at}].content", message.content
     if agent.raw_prompt is not None:
         yield "raw_prompt", agent.raw_prompt
+    if agent.input is not None:
+        yield "input", agent.input
     for at, item in enumerate(agent.prompt_ids or []):
         if isinstance(item, str):
             yield f"prompt_ids[{at}]", item

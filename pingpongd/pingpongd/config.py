@@ -21,6 +21,57 @@ _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _DEFAULT_SLOT_TOKENS = 32768
 
 
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model beside the default one, by the name that groups and chains call it."""
+
+    model: str
+    """A Hugging Face name, a folder, or the embedded small model."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    """None: the daemon's."""
+    vllm: dict[str, Any] = {}
+    """Raw vLLM arguments of its engines, over the common ones and under a group's own."""
+
+
+class CallConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a chain's `call` steps may run or ask, by the name that chains use; one of `command` and `url` is given."""
+
+    command: list[str] | None = None
+    """A program and its arguments; no shell. The step's input is its standard input, its standard output the answer."""
+    url: str | None = None
+    """Given the input by POST, as text in UTF-8; the answer's body is the output."""
+    headers: dict[str, str] = {}
+    """Of the request; "$NAME" stands for the daemon's environment variable NAME."""
+    environment: dict[str, str] = {}
+    """Of the command, whose environment has nothing else but PATH, HOME and LANG."""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 30.0
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=10)] = 1
+    """How often it is tried before the chain fails; more than 1 only where trying twice does no harm."""
+    at_once: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 4
+    """How many may run at the same time."""
+
+
+class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Guessing tokens from an agent's prompt and from earlier runs of its chain."""
+
+    enabled: bool = False
+    """Start engines that can, and let chains that do not say use it."""
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
+    """The most tokens that are guessed for a step."""
+    runs: Annotated[int, msgspec.Meta(ge=0, le=64)] = 4
+    """Earlier outputs that are remembered of each agent of each chain; 0: only the prompt is guessed from."""
+    memory_mib: _Positive = 64
+    """Of all that is remembered; past it the chains that were not run for longest go."""
+
+
+class PrefixConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keeping static beginnings of prompts that are expected to come back."""
+
+    keep: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.5
+    """The part of each engine's KV cache that they may take from what would be evicted later; 0: none."""
+    host_gib: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Host memory per engine for blocks that the device's cache has no room for, by vLLM's own offloading; 0: none."""
+
+
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device group: the devices that host one engine."""
 
@@ -34,6 +85,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     environment: dict[str, str] = {}
     simulated: SimulatedSettings | None = None
     """This group's timing model, in place of the common one."""
+    model: str | None = None
+    """A name of `[models]`; None: the default model."""
 
 
 class WatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +175,13 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     instance: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,32}$")] = "default"
     engine: Literal["vllm", "simulated"] = "vllm"
     model: str = "smollm2-135m"
-    """A Hugging Face name, a folder, or the embedded small model."""
+    """The default model: a Hugging Face name, a folder, or the embedded small model."""
+    models: dict[str, ModelConfig] = {}
+    """Others that groups serve, by name."""
+    calls: dict[str, CallConfig] = {}
+    """What `call` steps of chains may use, by name."""
+    speculation: SpeculationConfig = SpeculationConfig()
+    prefixes: PrefixConfig = PrefixConfig()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     session: SessionKind = "prefix-cache"
     exactness: Exactness = "fast"

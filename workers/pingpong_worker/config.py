@@ -73,6 +73,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What decodes will be kept to (`DecodePace.itl_ratio`): appends beside them are measured at each."""
     batch_invariant: bool = False
     """Start vLLM with its batch-invariant kernels."""
+    speculation_tokens: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    """The most tokens that are guessed for a step; 0: none ever are."""
+    keep_prefixes: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.0
+    """The part of the KV cache that prefixes may hold which are expected to come back (`HopSpec.keep`)."""
+    host_cache_gib: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Host memory for blocks that the device's cache has no room for; 0: none."""
     engine_args: dict[str, Any] = {}
     """Raw vLLM arguments, over whatever we would set."""
     environment: dict[str, str] = {}

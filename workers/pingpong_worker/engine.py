@@ -10,7 +10,15 @@ from typing import Protocol
 
 import msgspec
 
-from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, SchedulerState, SessionKind
+from pingpong_bus.messages import (
+    DecodePace,
+    DraftCounts,
+    EngineLimits,
+    KeptPrefix,
+    Sampling,
+    SchedulerState,
+    SessionKind,
+)
 
 
 class OutputTokens(msgspec.Struct, frozen=True):
@@ -24,6 +32,8 @@ class OutputTokens(msgspec.Struct, frozen=True):
     """The id that ended the answer, if one did."""
     cached_tokens: int | None = None
     """Prompt tokens that the finalizing request found in the prefix cache; given with the first output."""
+    drafts: DraftCounts | None = None
+    """How guessing went, of the whole answer; given with the last output, where tokens were to be guessed."""
 
 
 class Session(Protocol):
@@ -59,6 +69,16 @@ class Session(Protocol):
         """
         ...
 
+    def roll_back(self, tokens: int) -> None:
+        """Forget all of the prompt but its first `tokens`; what is appended next follows them.
+
+        For joined prompts, whose ids may turn out otherwise than they were appended. No append may be in flight.
+
+        Raises:
+            EngineError: the session is of a kind that cannot take back what it was given.
+        """
+        ...
+
     async def abort(self) -> None:
         """Free what the session holds in the engine; harmless when it is over already."""
         ...
@@ -90,6 +110,8 @@ class Engine(Protocol):
         kind: SessionKind | None = None,
         pace: DecodePace | None = None,
         grid: int | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+        keep: KeptPrefix | None = None,
     ) -> Session:
         """A new session; nothing is computed yet.
 
@@ -102,6 +124,9 @@ class Engine(Protocol):
             pace: how much appends of others may slow its decoding; None is the default of `DecodePace`.
             grid: cut its prompt at multiples of this many tokens; such sessions share prefix-cache entries with no
                 others. None: wherever the engine likes.
+            drafts: guess the answer's tokens, from its prompt and from these; None: do not. An engine that does not
+                guess takes no notice.
+            keep: how much of its prompt's beginning is expected to come back, and how often; None: nothing is known.
 
         Raises:
             EngineLost: the engine is not running.

@@ -54,6 +54,12 @@ class MeteredSession:
         finally:
             self._meter.ended(submission, time.monotonic())
 
+    def roll_back(self, tokens: int) -> None:
+        """See `Session.roll_back`."""
+        self._session.roll_back(tokens)
+        self._sent = min(self._sent, tokens)
+        self._uncomputed = min(self._uncomputed, self._sent)
+
     async def abort(self) -> None:
         """See `Session.abort`."""
         await self._session.abort()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost
-from pingpong_bus.messages import DecodePace, EngineLimits, Progress, Sampling, SchedulerState, SessionKind
+from pingpong_bus.messages import DecodePace, EngineLimits, KeptPrefix, Progress, Sampling, SchedulerState, SessionKind
 from pingpong_worker.config import SimulatedSettings, WorkerConfig
 from pingpong_worker.simulated_child import Model, ModelProcess
 from pingpong_worker.simulated_messages import (
@@ -112,6 +112,8 @@ class SimulatedEngine:
         kind: SessionKind | None = None,
         pace: DecodePace | None = None,
         grid: int | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,  # noqa: ARG002
+        keep: KeptPrefix | None = None,  # noqa: ARG002
     ) -> SimulatedSession:
         """A new session of the kind wished for; both take any sampling, and only one is held to a grid."""
         if (kind or self._default_kind) == "streaming-input" and grid is None:

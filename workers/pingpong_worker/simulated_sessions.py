@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pingpong_bus.errors import EngineLost
+from pingpong_bus.errors import EngineError, EngineLost
 from pingpong_bus.messages import DecodePace, Sampling, SessionKind
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.simulated_messages import Chunk, Computed, Sampled
@@ -50,6 +50,10 @@ class SimulatedSession(ABC):
     @abstractmethod
     async def append(self, ids: Sequence[int]) -> int | None:
         """See `Session.append`."""
+
+    @abstractmethod
+    def roll_back(self, tokens: int) -> None:
+        """See `Session.roll_back`."""
 
     @abstractmethod
     def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
@@ -119,6 +123,10 @@ class PrefixSession(SimulatedSession):
         finally:
             await self.abort()
 
+    def roll_back(self, tokens: int) -> None:
+        """See `Session.roll_back`."""
+        del self._prompt[tokens:]
+
     async def abort(self) -> None:
         """Abort the submission that is in flight, if any."""
         self._engine.forget(self._request)
@@ -153,6 +161,11 @@ class StreamingSession(SimulatedSession):
                 yield tokens
         finally:
             await self.abort()
+
+    def roll_back(self, tokens: int) -> None:
+        """See `Session.roll_back`: its request keeps all that it was given."""
+        if tokens < len(self._prompt):
+            raise EngineError("a streaming-input session takes nothing back.")
 
     def _submit(self, ids: Sequence[int], sampling: Sampling | None) -> None:
         self._prompt.extend(ids)

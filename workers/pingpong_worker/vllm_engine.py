@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pingpong_bus.errors import EngineError, EngineLost
-from pingpong_bus.messages import DecodePace, EngineLimits, Progress, Sampling, SchedulerState, SessionKind
+from pingpong_bus.messages import DecodePace, EngineLimits, KeptPrefix, Progress, Sampling, SchedulerState, SessionKind
 from pingpong_worker.cache_files import EngineKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.device_kind import device_kind
@@ -112,6 +112,8 @@ class VllmEngine:
         kind: SessionKind | None = None,
         pace: DecodePace | None = None,
         grid: int | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,  # noqa: ARG002
+        keep: KeptPrefix | None = None,  # noqa: ARG002
     ) -> Session:
         """See `Engine.open`. Streaming input needs greedy sampling, no grid, and room to reserve the longest request.
 

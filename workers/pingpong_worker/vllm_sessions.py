@@ -66,6 +66,10 @@ class PrefixCacheSession:
         finally:
             self._on_close()
 
+    def roll_back(self, tokens: int) -> None:
+        """See `Session.roll_back`."""
+        del self._prompt[tokens:]
+
     async def abort(self) -> None:
         """See `Session.abort`."""
         self._aborted = True
@@ -124,6 +128,11 @@ class StreamingInputSession:
                 yield tokens
         finally:
             await self._close()
+
+    def roll_back(self, tokens: int) -> None:
+        """See `Session.roll_back`: its request keeps all that it was given."""
+        if tokens < self._sent:
+            raise EngineError("a streaming-input session takes nothing back.")
 
     async def abort(self) -> None:
         """See `Session.abort`."""
