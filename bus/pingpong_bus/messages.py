@@ -972,6 +972,8 @@ class Prediction(_Value, frozen=True):
     """Of it, decoding, with what it is slowed down by appends and by others on the same groups."""
     wait_ms: float = 0.0
     """Of it, waiting for groups that others hold."""
+    steps_ms: float = 0.0
+    """Of it, steps between agents, which no engine runs."""
     hidden_ms: float = 0.0
     """Prefill that runs beside decodes, and so costs no time of its own."""
     factor: float = 1.0

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pingpong_bus.chain import Chain
+from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.messages import EngineFigures, JitterCause, Literals, OutputOf, PreparedAgent, SubmitOptions
 
 RUNG_TOKENS = 64
@@ -21,6 +21,11 @@ LARGEST = 2000
 """A chain whose `ChainShape.size` is larger is not predicted for: the event loop would wait for it."""
 APPEND_TOKENS = 32
 """Of an upstream's output, what is typically left to finalize: the last append that did not come together."""
+
+CHARACTERS_PER_TOKEN = 4
+"""Of text that a step between agents gives, as far as lengths are predicted."""
+STEP_MS = 10.0
+"""What a step is taken to take of which no earlier run is known."""
 
 Part = int | OutputOf
 """Literal tokens, by their number, or the output of an earlier agent."""
@@ -48,6 +53,8 @@ class GroupView(msgspec.Struct, frozen=True):
     """Of what makes them late."""
     full: bool = False
     """Whether the chain's longest hop does not fit its engine now."""
+    model: str = ""
+    """The model that its engine serves, by its name in the configuration; empty: the default one."""
 
 
 class ChainShape(msgspec.Struct, frozen=True):
@@ -75,12 +82,44 @@ class ChainShape(msgspec.Struct, frozen=True):
     isolated: bool = False
     """Nothing of it is found in any prefix cache."""
     append_tokens: int = APPEND_TOKENS
+    models: tuple[str, ...] = ()
+    """Per agent, the model that runs it, as `GroupView.model` has it; empty: the default one runs all."""
+    steps: tuple[float | None, ...] = ()
+    """Per agent, None; of a step between agents, which takes no group, the milliseconds that it is expected to take.
+    Empty: there is none."""
+    paces: tuple[tuple[float, float], ...] = ()
+    """Per agent, the tokens that a step of the engine is expected to give it, from 1, and the rows that it takes up in
+    such a step: more than one of each where tokens are guessed. Empty: one of each."""
 
     @property
     def size(self) -> int:
         """Of what walking through it takes, some 15 µs each: an agent, five parts of prompts, or a hundred pairs."""
         count = len(self.upstreams)
         return count + sum(map(len, self.parts)) // 5 + count * count // 100
+
+    def is_step(self, index: int) -> bool:
+        """Whether it is a step between agents."""
+        return bool(self.steps) and self.steps[index] is not None
+
+    def model(self, index: int) -> str:
+        """The model that runs an agent."""
+        return self.models[index] if self.models else ""
+
+    def pace(self, index: int) -> tuple[float, float]:
+        """See `paces`."""
+        return self.paces[index] if self.paces else (1.0, 1.0)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The models that its agents need, each once, in the order of their first agents."""
+        return tuple(dict.fromkeys(self.model(at) for at in range(len(self.upstreams)) if not self.is_step(at)))
+
+    def sources(self, index: int) -> tuple[int, ...]:
+        """The agents that one reads, rising: through steps, those that the steps read."""
+        found: set[int] = set()
+        for at in self.upstreams[index]:
+            found.update(self.sources(at) if self.is_step(at) else (at,))
+        return tuple(sorted(found))
 
     def prompt_tokens(self, index: int) -> int:
         """Length of an agent's prompt, with the expected outputs of its upstreams."""
@@ -96,6 +135,8 @@ def chain_shape(
     start: Literal["first_token", "immediate"] = "first_token",
     isolated: bool = False,
     append_tokens: int | None = None,
+    models: Sequence[str] = (),
+    steps: Sequence[float | None] = (),
 ) -> ChainShape:
     """Boil a prepared chain down to what placement looks at.
 
@@ -107,6 +148,8 @@ def chain_shape(
         start: when agents are dispatched that read ahead.
         isolated: it finds nothing in any prefix cache.
         append_tokens: that an append waits for; None: the default.
+        models: per agent, see `ChainShape.models`.
+        steps: per agent, see `ChainShape.steps`.
     """
     cell = b"" if grid is None else f"grid{grid}/".encode()
     rungs = tuple(_rungs(_prefix(agent, grid), cell) for agent in prepared)
@@ -125,6 +168,8 @@ def chain_shape(
         grid=grid,
         isolated=isolated,
         append_tokens=append_tokens or APPEND_TOKENS,
+        models=tuple(models) if any(models) else (),
+        steps=tuple(steps) if any(one is not None for one in steps) else (),
     )
     return shape if shape.size > LARGEST else msgspec.structs.replace(shape, shared=_all_shared(prepared, shape))
 
@@ -141,11 +186,27 @@ def submitted_shape(
         upstreams,
         prepared,
         grid,
-        outputs=[agent.max_tokens for agent in chain.agents],
+        outputs=_expected_outputs(chain, upstreams),
         start=chain.start,
         isolated=options.isolate,
         append_tokens=options.append_tokens,
+        models=["" if agent.is_step else agent.model or "" for agent in chain.agents],
+        steps=[STEP_MS if agent.is_step else None for agent in chain.agents],
     )
+
+
+def _expected_outputs(chain: Chain, upstreams: Sequence[Sequence[int]]) -> list[int]:
+    """Per agent, the tokens that it may write; of a step those that readers are expected to find of it."""
+    found: list[int] = []
+    for agent, reads in zip(chain.agents, upstreams, strict=True):
+        found.append(_step_tokens(agent, [found[at] for at in reads]) if agent.is_step else agent.max_tokens)
+    return found
+
+
+def _step_tokens(step: Agent, read: Sequence[int]) -> int:
+    most = -(-step.max_chars // CHARACTERS_PER_TOKEN)
+    # What is taken out of a text is no longer than it; what a call answers may be.
+    return max(1, min(most, sum(read))) if step.extract is not None and read else most
 
 
 def _prefix(agent: PreparedAgent, grid: int | None) -> list[int]:

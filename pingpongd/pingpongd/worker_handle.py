@@ -167,7 +167,7 @@ class Worker:
         """As placement sees it; with `held`, also what its prefix cache holds."""
         limits, prefixes = self.limits, self.memory.held if held else frozenset[str]()
         if limits is None:
-            return GroupView(self.name, len(self.hops), prefixes)
+            return GroupView(self.name, len(self.hops), prefixes, model=self.group.model or "")
         health = self.health
         return GroupView(
             self.name,
@@ -179,6 +179,7 @@ class Worker:
             degraded=health.state != "healthy",
             slowdown=health.slowdown,
             cause=health.cause,
+            model=self.group.model or "",
         )
 
     def status(self) -> WorkerStatus:
