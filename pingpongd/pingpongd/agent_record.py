@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pingpong_bus.messages import AppendRecord, FinishReason, ResumeEntry, SessionKind, StreamRef
+from pingpong_bus.messages import (
+    AppendRecord,
+    DraftCounts,
+    FinishReason,
+    ResumeEntry,
+    SeamCounts,
+    SessionKind,
+    StreamRef,
+)
 from pingpongd.hop_record import HopRecord, restored
 from pingpongd.stored import AgentOutcome
 
@@ -34,10 +42,13 @@ class AgentRecord:
     cached_tokens: int = 0
     text: list[str] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
+    """What stands in its log: of a step, the code points of its text."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     session: SessionKind | None = None
     prompt_token_match: bool | None = None
+    drafts: DraftCounts | None = None
+    seam: SeamCounts | None = None
     resumed: list[ResumeEntry] = field(default_factory=list)
     resumes_told: int = 0
     """Of `resumed`, those that followers have been told of."""
@@ -76,6 +87,8 @@ class AgentRecord:
             stop_token=outcome.stop_token,
             session=outcome.session,
             prompt_token_match=outcome.prompt_token_match,
+            drafts=outcome.drafts,
+            seam=outcome.seam,
             resumed=outcome.resumed,
             entries=restored(outcome.hops, submitted_ns),
         )
@@ -96,6 +109,17 @@ class AgentRecord:
     def text_chars(self) -> int:
         """Characters of text so far."""
         return sum(map(len, self.text))
+
+    def add_counts(self, drafts: DraftCounts | None, seam: SeamCounts | None) -> None:
+        """Enter how guessing and joining went in a hop of its that has ended."""
+        if drafts is not None:
+            before = self.drafts or DraftCounts(0, 0, 0)
+            self.drafts = DraftCounts(
+                before.steps + drafts.steps, before.drafted + drafts.drafted, before.accepted + drafts.accepted
+            )
+        if seam is not None:
+            known = self.seam or SeamCounts(0, 0)
+            self.seam = SeamCounts(known.rollbacks + seam.rollbacks, known.tokens + seam.tokens)
 
     def begin_anew(self) -> None:
         """Forget what it has written: the log that held it is gone."""
@@ -126,6 +150,8 @@ class AgentRecord:
             prompt_digest=self.prompt_digest,
             cached_tokens=self.cached_tokens,
             prompt_token_match=self.prompt_token_match,
+            drafts=self.drafts,
+            seam=self.seam,
             appends=[
                 AppendRecord(at_ns=since(it.at_ns), done_ns=since(it.done_ns), tokens=it.tokens, sent=it.sent)
                 for it in self.appends

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-from pingpong_bus.chain import Chain
+from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.messages import (
     AgentResult,
     AppendEntry,
@@ -31,6 +31,7 @@ _AGENT_STATES: dict[Phase, AgentStateName] = {
     Phase.DISPATCHED: "waiting",
     Phase.READING: "reading",
     Phase.WRITING: "writing",
+    Phase.STEPPING: "writing",
     Phase.INTERRUPTED: "writing",
     Phase.RESUMING: "writing",
     Phase.YIELDING: "waiting",
@@ -48,6 +49,18 @@ _CHAIN_STATES: dict[Stage, ChainStateName] = {
     Stage.FAILED: "failed",
     Stage.CANCELLED: "cancelled",
 }
+
+
+def kind_of(agent: Agent) -> Literal["agent", "extract", "call"]:
+    """What users see an entry of `agents` as."""
+    if agent.extract is not None:
+        return "extract"
+    return "call" if agent.call is not None else "agent"
+
+
+def steps_of(chain: Chain) -> list[int]:
+    """Which of a chain's agents are steps between agents."""
+    return [index for index, agent in enumerate(chain.agents) if agent.is_step]
 
 
 @dataclass(eq=False)
@@ -79,7 +92,7 @@ class ChainRecord:
     ) -> ChainRecord:
         """A chain that has just been accepted."""
         shape = submitted_shape(job.chain, job.options, upstreams, job.prepared, job.exact.grid)
-        state = new_chain(upstreams, job.chain.start)
+        state = new_chain(upstreams, job.chain.start, steps=steps_of(job.chain))
         return cls(chain_id, job, shape, submitted_ns, state, [AgentRecord() for _ in job.chain.agents])
 
     @classmethod
@@ -96,7 +109,7 @@ class ChainRecord:
                 record.devices |= outcome.devices
             else:
                 record.agents[index].attempt = live.attempt
-        record.state = new_chain(upstreams, live.job.chain.start, kept)
+        record.state = new_chain(upstreams, live.job.chain.start, kept, steps_of(live.job.chain))
         record.recovered = live.started
         record.started_ns = min((hop.started_ns for agent in record.agents for hop in agent.entries), default=0)
         return record
@@ -131,6 +144,10 @@ class ChainRecord:
         """When it is of no use any more."""
         seconds = self.options.deadline_s
         return None if seconds is None else self.submitted_ns + int(seconds * 1e9)
+
+    def is_step(self, index: int) -> bool:
+        """Whether it is a step between agents."""
+        return self.chain.agents[index].is_step
 
     def outcome(self, index: int) -> AgentOutcome:
         """What the store keeps of an agent that has finished."""
@@ -172,10 +189,15 @@ class ChainRecord:
     def prompt_ids(self, index: int) -> list[int] | None:
         """The prompt's ids, put together from its segments and the outputs.
 
-        None where they are not known: a joined prompt, or one that an upstream is still writing.
+        None where they are not known: a prompt joined as text, or one that an upstream is still writing; and of a step.
         """
         prompt = self.prepared[index]
-        if prompt.joined or any(self.agents[at].finish_reason is None for at in self.state.upstreams[index]):
+        if (
+            prompt.joined
+            or prompt.text
+            or self.is_step(index)
+            or any(self.agents[at].finish_reason is None for at in self.state.upstreams[index])
+        ):
             return None
         ids: list[int] = []
         for segment in prompt.segments:
@@ -205,11 +227,11 @@ class ChainRecord:
 
     def summary(self, now_ns: int) -> ChainSummary:
         """A line of `pingpong-client list`."""
-        written = [len(agent.output_ids) for agent in self.agents]
-        ended = [agent.finish_reason is not None for agent in self.agents]
+        models = [(at, spec) for at, spec in enumerate(self.chain.agents) if not spec.is_step]
+        written = [len(self.agents[at].output_ids) for at, _ in models]
         most = [
-            tokens if over else spec.max_tokens
-            for tokens, over, spec in zip(written, ended, self.chain.agents, strict=True)
+            tokens if self.agents[at].finish_reason is not None else spec.max_tokens
+            for tokens, (at, spec) in zip(written, models, strict=True)
         ]
         active = self._active()
         return ChainSummary(
@@ -249,16 +271,18 @@ class ChainRecord:
         return ""
 
     def _agent_result(self, index: int, *, prompt_ids: bool) -> AgentResult:
-        agent = self.agents[index]
+        agent, spec = self.agents[index], self.chain.agents[index]
 
         def moment(at_ns: int) -> float | None:
             return self.since_submission_ms(at_ns) if at_ns else None
 
         return AgentResult(
-            name=self.chain.agents[index].name,
+            name=spec.name,
+            kind=kind_of(spec),
+            model="" if spec.is_step else spec.model or self.job.engine_model(index),
             state=_AGENT_STATES[self.state.phases[index]],
             text="".join(agent.text),
-            output_ids=agent.output_ids,
+            output_ids=[] if spec.is_step else agent.output_ids,
             prompt_tokens=agent.prompt_tokens,
             cached_tokens=agent.cached_tokens,
             output_tokens=len(agent.output_ids),
@@ -287,9 +311,11 @@ class ChainRecord:
             note=self.prepared[index].note,
             attempt=agent.attempt,
             resumed=agent.resumed,
-            seed=self.chain.agents[index].seed,
+            seed=spec.seed,
             hops=[hop.entry(self.submitted_ns, len(agent.output_ids)) for hop in agent.entries],
             reads=self._reads(index),
+            drafts=agent.drafts,
+            seam=agent.seam,
         )
 
     def _reads(self, index: int) -> list[OutputRead]:
@@ -302,6 +328,6 @@ class ChainRecord:
                 continue
             tokens = len(self.agents[segment.agent].output_ids)
             name = self.chain.agents[segment.agent].name
-            found.append(OutputRead(agent=name, at=None if prompt.joined else at, tokens=tokens))
+            found.append(OutputRead(agent=name, at=None if prompt.joined or prompt.text else at, tokens=tokens))
             at += tokens
         return found

@@ -14,6 +14,13 @@ An agent's phases::
 
        (any live phase) ──Ended failed──► failed          (any live phase) ──Ended aborted──► cancelled
 
+A step's, which no worker runs and no engine holds anything for::
+
+    waiting ──RunStep──► stepping ──Ended finished──► written ──Checked──► done
+
+It begins when all that it reads is written. What an agent reads through steps counts like what it reads itself: it is
+dispatched when those have emitted, so that the static parts of its prompt are read while they write and the step runs.
+
 A chain's::
 
     queued ──Admitted──► running ──all done──► finished
@@ -52,6 +59,8 @@ class Phase(Enum):
     """It has written, and lost its worker; its log is open."""
     RESUMING = "resuming"
     """Dispatched again, with what it has written."""
+    STEPPING = "stepping"
+    """Of a step between agents: it runs."""
     YIELDING = "yielding"
     """Being aborted, to wait again."""
     WRITTEN = "written"
@@ -60,8 +69,10 @@ class Phase(Enum):
     CANCELLED = "cancelled"
 
 
-LIVE = frozenset({Phase.DISPATCHED, Phase.READING, Phase.WRITING, Phase.RESUMING, Phase.YIELDING})
-"""A hop runs on a worker, which touches the chain's token logs."""
+LIVE = frozenset(
+    {Phase.DISPATCHED, Phase.READING, Phase.WRITING, Phase.RESUMING, Phase.YIELDING, Phase.STEPPING},
+)
+"""A hop runs on a worker, which touches the chain's token logs; or a step runs, which may touch the world."""
 _EMITTED = frozenset({Phase.WRITING, Phase.INTERRUPTED, Phase.RESUMING, Phase.WRITTEN, Phase.DONE})
 _WRITTEN = frozenset({Phase.WRITTEN, Phase.DONE})
 _IDLE = frozenset({Phase.WAITING, Phase.INTERRUPTED})
@@ -158,8 +169,14 @@ class Dispatch(msgspec.Struct, frozen=True):
     agent: int
 
 
+class RunStep(msgspec.Struct, frozen=True):
+    """Start a step; its `Ended` will follow, in a later turn of the event loop."""
+
+    agent: int
+
+
 class Abort(msgspec.Struct, frozen=True):
-    """End the agent's hop; its `Ended` will follow."""
+    """End the agent's hop, or the step; its `Ended` will follow."""
 
     agent: int
 
@@ -177,7 +194,7 @@ class Finish(msgspec.Struct, frozen=True):
     error: str
 
 
-Command = Dispatch | Abort | Renew | Finish
+Command = Dispatch | RunStep | Abort | Renew | Finish
 
 
 class ChainState(msgspec.Struct, frozen=True):
@@ -194,6 +211,10 @@ class ChainState(msgspec.Struct, frozen=True):
     error: str = ""
     history: tuple[str, ...] = ()
     """The latest events, for people who have to understand a fault."""
+    steps: frozenset[int] = frozenset()
+    """Those of the agents that are steps."""
+    sources: tuple[tuple[int, ...], ...] = ()
+    """Per agent, the agents it reads, itself or through steps; none of them is a step."""
 
 
 Outcome = tuple[ChainState, list[Command]]
@@ -215,6 +236,7 @@ def new_chain(
     upstreams: tuple[tuple[int, ...], ...],
     start: Literal["first_token", "immediate"],
     finished: Iterable[int] = (),
+    steps: Iterable[int] = (),
 ) -> ChainState:
     """The state of a chain that waits to be admitted.
 
@@ -222,10 +244,15 @@ def new_chain(
         upstreams: per agent, the agents it reads.
         start: of the chain.
         finished: agents that an earlier run of the daemon has brought to their end.
+        steps: those of the agents that are steps.
     """
-    over = set(finished)
+    over, between = set(finished), frozenset(steps)
     phases = tuple(Phase.DONE if index in over else Phase.WAITING for index in range(len(upstreams)))
-    return ChainState(upstreams, start, phases)
+    sources: list[tuple[int, ...]] = []
+    for reads in upstreams:  # upstreams come first
+        found = {source for at in reads for source in (sources[at] if at in between else (at,))}
+        sources.append(tuple(sorted(found)))
+    return ChainState(upstreams, start, phases, steps=between, sources=tuple(sources))
 
 
 def transition(state: ChainState, event: Event) -> Outcome:
@@ -259,7 +286,11 @@ def validate(state: ChainState) -> None:
     if state.stage is not Stage.RUNNING:
         return
     assert all(state.phases[at] in _IDLE for at in state.held), "an agent is held and runs"  # noqa: S101
-    for phase, reads in zip(state.phases, state.upstreams, strict=True):
+    for index in state.steps:
+        if state.phases[index] is not Phase.WAITING:
+            written = all(state.phases[at] in _WRITTEN for at in state.upstreams[index])
+            assert written, "a step runs before what it reads is written"  # noqa: S101
+    for phase, reads in zip(state.phases, state.sources, strict=True):
         if phase in LIVE and phase is not Phase.YIELDING:
             assert not any(at in state.held for at in reads), "a hop holds memory and reads from one that is held"  # noqa: S101
             if state.start == "first_token":
@@ -272,11 +303,13 @@ def _ready(state: ChainState, index: int) -> bool:
         return False
     if state.phases[index] is Phase.INTERRUPTED:
         return True  # it had its whole prompt
-    reads = [state.phases[at] for at in state.upstreams[index]]
-    if any(at in state.held for at in state.upstreams[index]):
+    reads = [state.phases[at] for at in state.sources[index]]
+    if any(at in state.held for at in state.sources[index]):
         return False
     if state.placement == "serial":
         return all(phase in _WRITTEN for phase in state.phases[:index])
+    if index in state.steps:
+        return all(state.phases[at] in _WRITTEN for at in state.upstreams[index])
     if state.start == "immediate":
         return all(phase not in (Phase.WAITING, Phase.YIELDING) for phase in reads)
     return all(phase in _EMITTED for phase in reads)
@@ -285,7 +318,10 @@ def _ready(state: ChainState, index: int) -> bool:
 def _dispatch_ready(state: ChainState) -> Outcome:
     commands: list[Command] = []
     for index, phase in enumerate(state.phases):
-        if phase in _IDLE and _ready(state, index):
+        if phase in _IDLE and _ready(state, index) and index in state.steps:
+            state = _with_phase(state, index, Phase.STEPPING)
+            commands.append(RunStep(index))
+        elif phase in _IDLE and _ready(state, index):
             state = _with_phase(state, index, Phase.DISPATCHED if phase is Phase.WAITING else Phase.RESUMING)
             commands.append(Dispatch(index))
     return state, commands
@@ -440,7 +476,9 @@ _AGENT_TABLE: dict[tuple[type[Event], str | None], dict[Phase, Phase]] = {
         Phase.YIELDING: Phase.YIELDING,
     },
     # An answer that begins with its stop token has no first token, and one that is resumed may have nothing left.
-    (Ended, "finished"): dict.fromkeys((Phase.READING, Phase.WRITING, Phase.RESUMING, Phase.YIELDING), Phase.WRITTEN),
+    (Ended, "finished"): dict.fromkeys(
+        (Phase.READING, Phase.WRITING, Phase.RESUMING, Phase.YIELDING, Phase.STEPPING), Phase.WRITTEN
+    ),
     (Ended, "failed"): dict.fromkeys(LIVE, Phase.FAILED),
     (Ended, "aborted"): dict.fromkeys(LIVE, Phase.CANCELLED),
     (Lost, None): {

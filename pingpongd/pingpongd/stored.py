@@ -9,11 +9,13 @@ from pingpong_bus.messages import (
     AppendRecord,
     ChainResult,
     ChainState,
+    DraftCounts,
     FinishReason,
     HopEntry,
     Placement,
     PreparedAgent,
     ResumeEntry,
+    SeamCounts,
     SessionKind,
     SubmitOptions,
 )
@@ -29,7 +31,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     options: SubmitOptions
     prepared: list[PreparedAgent]
     model: str
-    """The engines' model: the prompts are tokenized for it, and no other can run them."""
+    """The engines' model: the prompts are tokenized for it, and no other can run them. Of a chain over several, that of
+    its first agent."""
     number: int
     """Chains are numbered from 1, in the order of their acceptance."""
     submitted_at: float
@@ -38,6 +41,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Submitting again with it names this chain."""
     exact: Exact = Exact()
     """Chains that were accepted before there were levels are "fast"."""
+    engine_models: list[str] = []
+    """Per agent, its engine's model; "" of a step. Empty: `model`, of all."""
+
+    def engine_model(self, index: int) -> str:
+        """The model of the engines that can run an agent, as they report it; "" of a step."""
+        return self.engine_models[index] if self.engine_models else self.model
 
 
 class AgentOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +69,8 @@ class AgentOutcome(msgspec.Struct, frozen=True, kw_only=True):
     last_token_ns: int
     attempt: int
     resumed: list[ResumeEntry]
+    drafts: DraftCounts | None = None
+    seam: SeamCounts | None = None
     hops: list[HopEntry] = []
     """Of an agent that an older version has kept: none."""
     devices: dict[str, list[str]] = {}

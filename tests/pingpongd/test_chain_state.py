@@ -28,6 +28,7 @@ from pingpongd.chain_state import (
     Phase,
     Renew,
     Retry,
+    RunStep,
     Stage,
     new_chain,
     transition,
@@ -92,6 +93,64 @@ def test_an_upstream_without_a_token_still_lets_its_reader_start() -> None:
     state, _ = run(new_chain(((), (0,)), "first_token"), Admitted("ping-pong"), Opened(0))
     _, commands = run(state, Ended(0, "finished"))
     assert commands == [Dispatch(1)]
+
+
+def test_a_step_runs_when_what_it_reads_is_written_and_its_reader_reads_ahead_of_it() -> None:
+    """Agent 0, the step 1 that reads it, the step 2 that reads that, and agent 3 that reads it all through them."""
+    chain = new_chain(((), (0,), (1,), (2,)), "first_token", steps=[1, 2])
+    state, commands = run(chain, Admitted("ping-pong"), Opened(0))
+    assert commands == []
+    state, commands = run(state, FirstToken(0))
+    assert commands == [Dispatch(3)]
+    state, commands = run(state, Opened(3), Ended(0, "finished"))
+    assert commands == [RunStep(1)]
+    state, commands = run(state, Ended(1, "finished"))
+    assert commands == [RunStep(2)]
+    state, commands = run(state, Checked(0), Checked(1), Ended(2, "finished"), Checked(2), *written(3)[1:])
+    assert commands == [Finish(Stage.FINISHED, "")]
+
+
+def test_in_series_nothing_runs_beside_a_step() -> None:
+    chain = new_chain(((), (0,), (), (1,)), "first_token", steps=[1])
+    state, commands = run(chain, Admitted("serial"), *written(0))
+    assert state.phases[1] is Phase.STEPPING
+    assert commands == []
+    _, commands = run(state, Ended(1, "finished"))
+    assert commands == [Dispatch(2)]
+
+
+def test_a_step_that_reads_nobody_runs_at_once() -> None:
+    _, commands = run(new_chain(((), (0,)), "first_token", steps=[0]), Admitted("ping-pong"))
+    assert commands == [RunStep(0), Dispatch(1)]
+
+
+def test_a_step_that_fails_ends_its_readers_and_the_chain() -> None:
+    chain = new_chain(((), (0,), (1,)), "first_token", steps=[1])
+    state, _ = run(chain, Admitted("ping-pong"), *written(0)[:2], Opened(2), *written(0)[2:])
+    state, commands = run(state, Ended(1, "failed", "exit code 1"))
+    assert commands == [Abort(2)]
+    _, commands = run(state, Ended(2, "aborted"))
+    assert commands == [Finish(Stage.FAILED, "exit code 1")]
+
+
+def test_a_cancelled_chain_ends_when_its_step_has_ended() -> None:
+    chain = new_chain(((), (0,)), "first_token", steps=[1])
+    state, commands = run(chain, Admitted("serial"), *written(0), CancelAsked("cancelled"))
+    assert commands == [Abort(1)]
+    assert state.stage is Stage.CANCELLING
+    _, commands = run(state, Ended(1, "aborted"))
+    assert commands == [Finish(Stage.CANCELLED, "cancelled")]
+
+
+def test_who_reads_a_held_agent_through_a_step_gives_way() -> None:
+    chain = new_chain(((), (0,), (1,)), "first_token", steps=[1])
+    state, _ = run(chain, Admitted("ping-pong"), Opened(0), FirstToken(0), Opened(2), Lost(0, written=True))
+    state, commands = run(state, Held(0))
+    assert commands == [Abort(2)]
+    state, commands = run(state, Ended(2, "aborted"))
+    assert commands == [Renew(2)]
+    _, commands = run(state, Retry(0))
+    assert commands == [Dispatch(0), Dispatch(2)]
 
 
 def test_the_chain_finishes_once_every_agent_is_checked() -> None:
@@ -250,7 +309,8 @@ class AnyChain(RuleBasedStateMachine):
             tuple(sorted(data.draw(st.sets(st.integers(0, index - 1), max_size=3)))) if index else ()
             for index in range(count)
         )
-        self.state = new_chain(reads, start)  # type: ignore[arg-type]
+        steps = data.draw(st.sets(st.integers(0, count - 1)))
+        self.state = new_chain(reads, start, steps=steps)  # type: ignore[arg-type]
         self.placement = placement
         self.running: set[int] = set()
         """Agents with a hop, as workers see it."""
@@ -264,6 +324,11 @@ class AnyChain(RuleBasedStateMachine):
             if isinstance(command, Dispatch):
                 assert self.state.phases[command.agent] in (Phase.DISPATCHED, Phase.RESUMING)
                 assert self.state.stage is Stage.RUNNING
+                assert command.agent not in self.running
+                self.running.add(command.agent)
+            elif isinstance(command, RunStep):
+                assert command.agent in self.state.steps
+                assert self.state.phases[command.agent] is Phase.STEPPING
                 assert command.agent not in self.running
                 self.running.add(command.agent)
             elif isinstance(command, Abort):
@@ -303,10 +368,10 @@ class AnyChain(RuleBasedStateMachine):
     def retry(self, data: st.DataObject) -> None:
         self.apply(Retry(data.draw(st.sampled_from(sorted(self.state.held)))))
 
-    @precondition(lambda self: LIVE & set(self.state.phases))
+    @precondition(lambda self: LIVE - {Phase.STEPPING} & set(self.state.phases))
     @rule(data=st.data(), written=st.booleans())
     def lost(self, data: st.DataObject, written: bool) -> None:
-        index = self.pick(data, *LIVE)
+        index = self.pick(data, *LIVE - {Phase.STEPPING})
         phase = self.state.phases[index]
         if phase in (Phase.DISPATCHED, Phase.READING):
             written = written and index in self.whole(phase)
@@ -324,10 +389,10 @@ class AnyChain(RuleBasedStateMachine):
     def first_token(self, data: st.DataObject) -> None:
         self.apply(FirstToken(data.draw(st.sampled_from(self.whole(Phase.READING, Phase.RESUMING)))))
 
-    @precondition(lambda self: self.whole(Phase.READING, Phase.WRITING, Phase.RESUMING))
+    @precondition(lambda self: self.whole(Phase.READING, Phase.WRITING, Phase.RESUMING, Phase.STEPPING))
     @rule(data=st.data())
     def finished(self, data: st.DataObject) -> None:
-        choices = self.whole(Phase.READING, Phase.WRITING, Phase.RESUMING)
+        choices = self.whole(Phase.READING, Phase.WRITING, Phase.RESUMING, Phase.STEPPING)
         self.apply(Ended(data.draw(st.sampled_from(choices)), "finished"))
 
     @precondition(lambda self: LIVE & set(self.state.phases))
