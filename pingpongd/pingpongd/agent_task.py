@@ -40,10 +40,11 @@ class Task:
     """One agent; times in ms from the beginning of the timeline."""
 
     group: str
+    """Empty: it is a step between agents, which no engine runs."""
     prompt: int
     """Tokens of its prompt."""
     output: float
-    """Tokens that it has still to write."""
+    """Tokens that it has still to write; of a step, milliseconds that it takes."""
     after: tuple[Task, ...] = ()
     """Those that have to have ended before it starts."""
     begun: tuple[Task, ...] = ()
@@ -64,6 +65,10 @@ class Task:
     """Other agents read what it writes: then appends may slow it down more."""
     grid: int | None = None
     """The cell in tokens that it is cut at; then it is alone on its group."""
+    pace: float = 1.0
+    """Tokens that a step of the engine gives it: more than one where tokens are guessed."""
+    rows: float = 1.0
+    """Rows that it takes up in such a step: the guesses among them."""
     stage: Stage = Stage.WAITING
     read: float = 0.0
     """Tokens of its prompt that are computed."""
@@ -106,13 +111,19 @@ def blocker(task: Task) -> Task | None:
 
 
 def start(task: Task, cost: EngineCost, now: float) -> None:
-    """Let a task begin whose turn has come."""
+    """Let an agent's task begin whose turn has come."""
     task.started = now
     task.read = float(_cached(task))
     task.stage = Stage.READING
     go_on_reading(task, cost)
     if task.stage is Stage.FINAL:
         task.waited = now - task.ready
+
+
+def start_step(task: Task, now: float) -> None:
+    """Let a step between agents run: all that it reads is there."""
+    task.started = task.ready = task.first = now
+    task.stage, task.left = Stage.WRITING, max(task.output, NOTHING)
 
 
 def _cached(task: Task) -> int:

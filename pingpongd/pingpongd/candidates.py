@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 
 from pingpong_bus.messages import Mode, Placement
 from pingpongd.shapes import ChainShape, GroupView
@@ -16,12 +17,14 @@ MOST_WALKED = 4000
 """Sizes of all chains that are walked through to place one (see `ChainShape.size`): the event loop waits some 60 ms."""
 MOST_BESIDE = 100
 """Sizes of the running chains that a prediction looks at."""
+_MOST_COMBINED = 256
+"""Of the groups of several models, so many combinations are sorted."""
 
 
 def candidates(
     shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number: int
 ) -> list[tuple[Placement, tuple[str, ...]]]:
-    """Placements with the group of each agent.
+    """Placements with the group of each agent, which serves the agent's model; of a step, which takes none, "".
 
     Args:
         shape: the chain.
@@ -29,25 +32,83 @@ def candidates(
         groups: to choose from.
         number: of the chain; see `turned`.
     """
-    count, found = len(shape.upstreams), list[tuple[Placement, tuple[str, ...]]]()
+    found = list[tuple[Placement, tuple[str, ...]]]()
     most = FEW_GROUPS if len(groups) <= FEW_GROUPS else MOST_OF_MANY
     most = max(1, min(most, MOST_WALKED // (3 * (shape.size + MOST_BESIDE))))
-    order = by_preference(shape, groups, number)
+    orders = {model: by_preference(shape, views, number) for model, views in by_model(shape, groups).items()}
     if mode in ("auto", "serial"):
-        found += [("serial", (view.name,) * count) for view in order[:most]]
+        found += [("serial", names) for names in one_each(shape, orders, most)]
     # Of several agents, also those that read nobody are better side by side: series has them one after the other.
-    if mode == "overlap" or (mode == "auto" and count > 1 and shape.grid is None):
-        able = [view for view in order if view.overlap]
-        found += [("overlap", (view.name,) * count) for view in able[:most]]
-    if len(groups) > 1 and (mode == "ping-pong" or (mode == "auto" and count > 1)):
+    if mode == "overlap" or (mode == "auto" and shape.grid is None and crowded(shape)):
+        found += [("overlap", names) for names in one_each(shape, able_to_overlap(shape, orders), most)]
+    several = sum(not shape.is_step(at) for at in range(len(shape.upstreams))) > 1
+    if without_second(shape, groups) is None and (mode == "ping-pong" or (mode == "auto" and several)):
         # Among many groups no ring of neighbours may be idle, while two groups somewhere are: these alternate.
-        pairs = rings(shape, order[:2], 0) if len(groups) > 2 else []
+        few = [view for order in orders.values() for view in order[:2]]
+        pairs = rings(shape, few, 0) if any(len(order) > 2 for order in orders.values()) else []
         around = sorted(
             [*rings(shape, groups, number), *pairs],
-            key=lambda views: (max(view.hops for view in views), -held_tokens(shape, views)),
+            key=lambda views: (max(view.hops for view in views if view is not None), -held_tokens(shape, views)),
         )
-        found += [("ping-pong", tuple(view.name for view in views)) for views in around[:most]]
+        found += [("ping-pong", names_of(views)) for views in around[:most]]
     return found
+
+
+def by_model(shape: ChainShape, groups: Sequence[GroupView]) -> dict[str, list[GroupView]]:
+    """The groups that serve each model that the chain needs, in their order."""
+    return {model: [view for view in groups if view.model == model] for model in shape.wanted}
+
+
+def crowded(shape: ChainShape) -> frozenset[str]:
+    """The models of which the chain has several agents: they share a group where there is one for each model."""
+    agents = [shape.model(at) for at in range(len(shape.upstreams)) if not shape.is_step(at)]
+    return frozenset(model for model in shape.wanted if agents.count(model) > 1)
+
+
+def able_to_overlap(shape: ChainShape, orders: Mapping[str, Sequence[GroupView]]) -> dict[str, list[GroupView]]:
+    """By model, the groups on which its agents may overlap: any, for the only agent of a model has it to itself."""
+    shared = crowded(shape) if len(shape.wanted) > 1 else shape.wanted
+    return {model: [view for view in views if view.overlap or model not in shared] for model, views in orders.items()}
+
+
+def without_second(shape: ChainShape, groups: Sequence[GroupView]) -> int | None:
+    """An agent that no ping-pong can be played with: there is no group of its model but that of the one that it reads.
+
+    None where there is no such agent.
+    """
+    found = by_model(shape, groups)
+    alone = sum(map(len, found.values())) < 2
+    for index, sources in enumerate(shape.sources()):
+        if shape.is_step(index):
+            continue
+        model = shape.model(index)
+        if alone or (sources and shape.model(max(sources)) == model and len(found[model]) < 2):
+            return index
+    return None
+
+
+def one_each(shape: ChainShape, orders: Mapping[str, Sequence[GroupView]], most: int) -> list[tuple[str, ...]]:
+    """Ways to run all agents of a model on one group, the best of each model first.
+
+    Args:
+        shape: the chain.
+        orders: by model, its groups, the best first.
+        most: how many of them.
+    """
+    width = max(1, int(_MOST_COMBINED ** (1 / max(1, len(orders)))))
+    ranks = product(*(range(min(len(views), most, width)) for views in orders.values()))
+    ways = sorted(ranks, key=lambda way: (sum(way), way))[:most]
+    return [
+        names_of([None if shape.is_step(at) else at_model[shape.model(at)] for at in range(len(shape.upstreams))])
+        for at_model in (
+            {model: views[rank] for (model, views), rank in zip(orders.items(), way, strict=True)} for way in ways
+        )
+    ]
+
+
+def names_of(views: Sequence[GroupView | None]) -> tuple[str, ...]:
+    """Names of groups; "" where there is none."""
+    return tuple("" if view is None else view.name for view in views)
 
 
 def turned(groups: Sequence[GroupView], number: int) -> list[GroupView]:
@@ -63,26 +124,38 @@ def by_preference(shape: ChainShape, groups: Sequence[GroupView], number: int) -
 
 def ring(shape: ChainShape, groups: Sequence[GroupView], number: int) -> tuple[str, ...]:
     """Of all rings the one whose caches hold most; the first of equals, from group k mod N."""
-    best = max(rings(shape, groups, number), key=lambda views: held_tokens(shape, views))
-    return tuple(view.name for view in best)
+    return names_of(max(rings(shape, groups, number), key=lambda views: held_tokens(shape, views)))
 
 
-def rings(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[list[GroupView]]:
+def rings(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[list[GroupView | None]]:
     """Agent by agent the group after that of the last-ending upstream, from each group on; where an agent reads nobody,
-    the group after that of the agent before it."""
-    count = len(groups)
-    rings = []
-    for start in range(count):
+    or one of another model, the group after that of the agent of its model before it. Of each model, its own groups
+    take turns."""
+    found, reads = by_model(shape, groups), shape.sources()
+    rings: list[list[GroupView | None]] = []
+    for start in range(max(map(len, found.values()), default=0)):
         at: list[int] = []
-        for index, reads in enumerate(shape.upstreams):
-            if reads:
-                at.append((at[max(reads)] + 1) % count)
+        before = dict.fromkeys(found, 0)
+        for index in range(len(shape.upstreams)):
+            if shape.is_step(index):
+                at.append(-1)
+                continue
+            model, last = shape.model(index), max(reads[index], default=None)
+            if last is not None and shape.model(last) == model:
+                at.append((at[last] + 1) % len(found[model]))
             else:
-                at.append((number + start + index) % count)
-        rings.append([groups[position] for position in at])
+                at.append((number + start + before[model]) % len(found[model]))
+            before[model] += 1
+        rings.append(
+            [None if position < 0 else found[shape.model(index)][position] for index, position in enumerate(at)]
+        )
     return rings
 
 
-def held_tokens(shape: ChainShape, views: Sequence[GroupView]) -> int:
-    """Tokens of the prefixes that are held where their agents run."""
-    return sum(length for (digest, length), view in zip(shape.prefixes, views, strict=True) if digest in view.held)
+def held_tokens(shape: ChainShape, views: Sequence[GroupView | None]) -> int:
+    """Tokens of the prefixes that are held where their agents run; agents of other models do not count."""
+    return sum(
+        length
+        for at, ((digest, length), view) in enumerate(zip(shape.prefixes, views, strict=True))
+        if view is not None and view.model == shape.model(at) and digest in view.held
+    )

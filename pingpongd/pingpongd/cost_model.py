@@ -2,8 +2,9 @@
 
 A prediction walks the chain, and the other chains that run on its groups, through `timeline.py`: prefill of what the
 prefix caches do not hold, decodes by context and by how many share a step, what is read ahead on another group or
-beside decodes, what of it the upstream's decoding does not hide, and waiting for groups. It knows nothing of what the
-engines were not measured for: two busy engines that share cores, say. That is what `Factors` are for (`factors.py`).
+beside decodes, what of it the upstream's decoding does not hide, steps between agents, and waiting for groups. It knows
+nothing of what the engines were not measured for: two busy engines that share cores, say. That is what `Factors` are
+for (`factors.py`).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class CostModel:
         self._touching: dict[str, list[int]] = {}
         """By group, those of the others that it has work for, where all their groups are known."""
         for at, other in enumerate(others):
-            left = {agent.group for agent in other.agents if agent.stage is not Stage.ENDED}
+            left = _places(other.agents)
             if all(name in self._views and usable(self._views[name].figures) for name in left):
                 for name in left:
                     self._touching.setdefault(name, []).append(at)
@@ -91,7 +92,7 @@ class CostModel:
         Args:
             shape: the chain; made with its outputs.
             placement: how its agents are started.
-            groups: per agent, its group; all have figures.
+            groups: per agent, its group, and "" of a step; all have figures.
             done: agents that have ended already.
         """
         # What has ended did so before the daemon's start: no cache holds it.
@@ -109,7 +110,7 @@ class CostModel:
         return self._cost_of(chain, tuple(agent.group for agent in chain.agents))
 
     def _cost_of(self, chain: RunningChain, groups: tuple[str, ...]) -> Cost:
-        beside = self._beside(frozenset(agent.group for agent in chain.agents if agent.stage is not Stage.ENDED))
+        beside = self._beside(_places(chain.agents))
         own, walked = self._walk(chain.shape, chain.placement, chain.agents, beside)
         if beside and any(task.stage is not Stage.ENDED for task in own):
             # It waits for one that waits for a group to come back, or the like: that will be seen to, and not by us.
@@ -118,13 +119,15 @@ class CostModel:
         delay = sum(_end(tasks) for tasks in walked) - self._alone(beside) if beside else 0.0
         return Cost(_prediction(own, chain.placement, groups), max(0.0, delay))
 
-    def series_ends(self, shape: ChainShape, group: str, done: frozenset[int] = frozenset()) -> tuple[float, ...]:
+    def series_ends(
+        self, shape: ChainShape, groups: Sequence[str], done: frozenset[int] = frozenset()
+    ) -> tuple[float, ...]:
         """When each agent of a chain would end in series, in ms from its beginning; see `predict`."""
         placed = [
             AgentProgress("" if at in done else group, Stage.ENDED if at in done else Stage.WAITING)
-            for at in range(len(shape.upstreams))
+            for at, group in enumerate(groups)
         ]
-        beside = self._beside(frozenset({group}))
+        beside = self._beside(_places(placed))
         own, _ = self._walk(shape, "serial", placed, beside)
         if any(task.stage is not Stage.ENDED for task in own):
             own, _ = self._walk(shape, "serial", placed, ())
@@ -151,7 +154,7 @@ class CostModel:
         return own, walked
 
     def _run(self, chains: Sequence[Sequence[Task]]) -> None:
-        names = {task.group for tasks in chains for task in tasks if task.stage is not Stage.ENDED}
+        names = {task.group for tasks in chains for task in tasks if task.group and task.stage is not Stage.ENDED}
         run([task for tasks in chains for task in tasks], {name: self._cost(name) for name in names})
 
     def _beside(self, groups: frozenset[str]) -> tuple[int, ...]:
@@ -187,6 +190,7 @@ def scaled(prediction: Prediction, factor: float) -> Prediction:
         prefill_ms=round(prediction.prefill_ms * factor, 3),
         decode_ms=round(prediction.decode_ms * factor, 3),
         wait_ms=round(prediction.wait_ms * factor, 3),
+        steps_ms=round(prediction.steps_ms * factor, 3),
         hidden_ms=round(prediction.hidden_ms * factor, 3),
         factor=round(factor, 4),
     )
@@ -198,16 +202,22 @@ def _tasks(
     """The chain's agents, as they would start."""
     tasks: list[Task] = []
     read = {at for reads in shape.upstreams for at in reads}
+    sources = shape.sources()
     for index, agent in enumerate(agents):
         reads = tuple(tasks[at] for at in shape.upstreams[index])
         serial = placement == "serial"
+        if shape.is_step(index):
+            tasks.append(_step(shape, index, agent, reads, tuple(tasks[-1:]) if serial else ()))
+            continue
+        tokens, rows = shape.pace(index)
+        begun = tuple(tasks[at] for at in sources[index])
         task = Task(
             agent.group,
             max(1, shape.prompt_tokens(index)),
             max(0, shape.outputs[index] - agent.written),
             after=tuple(tasks[-1:]) if serial else (),
-            begun=() if serial or shape.start == "immediate" else reads,
-            dispatched=() if serial or shape.start == "first_token" else reads,
+            begun=() if serial or shape.start == "immediate" else begun,
+            dispatched=() if serial or shape.start == "first_token" else begun,
             reads=reads,
             pieces=() if serial or shape.joined[index] else _pieces(shape, index, tasks),
             held=cached_prefix(shape, index, views.get(agent.group)),
@@ -218,6 +228,8 @@ def _tasks(
             ),
             inner=index in read,
             grid=shape.grid,
+            pace=tokens,
+            rows=rows,
             stage=agent.stage,
             read=float(agent.read),
         )
@@ -225,12 +237,23 @@ def _tasks(
     return tasks
 
 
+def _step(
+    shape: ChainShape, index: int, agent: AgentProgress, reads: tuple[Task, ...], before: tuple[Task, ...]
+) -> Task:
+    """A step between agents: it begins when all that it reads is there."""
+    return Task("", 1, shape.steps[index] or 0.0, after=(*before, *reads), reads=reads, stage=agent.stage)
+
+
 def _pieces(shape: ChainShape, index: int, tasks: Sequence[Task]) -> tuple[Piece, ...]:
     """What of an agent's prompt can be read ahead: up to each output, and that but for the tokens of a last append."""
     pieces: list[Piece] = []
     position, before = 0, None
     for part in shape.parts[index]:
-        if isinstance(part, OutputOf):
+        if isinstance(part, OutputOf) and shape.is_step(part.agent):  # nothing of it is there before all of it is
+            pieces.append(Piece(position, before))
+            position += shape.outputs[part.agent]
+            before = tasks[part.agent]
+        elif isinstance(part, OutputOf):
             position += shape.outputs[part.agent]
             tail = min(shape.outputs[part.agent], shape.append_tokens)
             pieces.append(Piece(position - tail, before))
@@ -250,6 +273,11 @@ def cached_prefix(shape: ChainShape, index: int, view: GroupView | None) -> int:
     return next((length for digest, length in reversed(rungs) if digest in view.held), 0)
 
 
+def _places(agents: Iterable[AgentProgress]) -> frozenset[str]:
+    """The groups that agents have still to run on."""
+    return frozenset(agent.group for agent in agents if agent.group and agent.stage is not Stage.ENDED)
+
+
 def _end(tasks: Sequence[Task]) -> float:
     return max(task.ended for task in tasks)
 
@@ -257,12 +285,15 @@ def _end(tasks: Sequence[Task]) -> float:
 def _prediction(tasks: Sequence[Task], placement: Placement, groups: tuple[str, ...]) -> Prediction:
     """The times on the chain's critical path, which add up to its end."""
     last = max(tasks, key=lambda task: task.ended)
-    prefill = decode = wait = 0.0
+    prefill = decode = wait = steps = 0.0
     at: Task | None = last
     while at is not None:
         waited = min(at.waited, at.first - at.ready)
         prefill += at.first - at.ready - waited
-        decode += at.ended - at.first
+        if at.group:
+            decode += at.ended - at.first
+        else:
+            steps += at.ended - at.first
         wait += waited
         before = [*at.reads, *at.after]
         at = max(before, key=lambda task: task.ended) if before else None
@@ -273,5 +304,6 @@ def _prediction(tasks: Sequence[Task], placement: Placement, groups: tuple[str, 
         prefill_ms=round(prefill, 3),
         decode_ms=round(decode, 3),
         wait_ms=round(wait, 3),
+        steps_ms=round(steps, 3),
         hidden_ms=round(sum(task.hidden for task in tasks), 3),
     )

@@ -84,11 +84,11 @@ class EngineCost:
                 high = middle - 1
         return low
 
-    def decode_ms(self, context: float, rows: int) -> float:
+    def decode_ms(self, context: float, rows: float) -> float:
         """A token of each of `rows` answers that are decoded at once, at their mean context in tokens.
 
         The model's weights are read once for all of them, each answer's context by itself: what a context takes beyond
-        the smallest that was measured counts for every row.
+        the smallest that was measured counts for every row. Guessed tokens are rows, too.
         """
         least = self._shortest_step
         return least * _on(self._batch, rows) + rows * (_on(self._decode, context) - least)

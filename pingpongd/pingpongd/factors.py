@@ -97,6 +97,8 @@ def kind_of(shape: ChainShape, prediction: Prediction, *, busy: bool) -> Kind:
         _doublings([prediction.prefill_ms + prediction.hidden_ms]),
         shape.grid,
         busy,
+        shape.models,
+        any(tokens > 1.0 for tokens, _ in shape.paces),
     )
 
 

@@ -10,6 +10,9 @@ overlap      the chain's one group       the same; the engine holds what is read
                                          budget beside its decodes
 ============ =========================== ==============================================
 
+A chain of several models has one group of each in place of one, and ping-pong among the groups of each. Steps between
+agents take no group.
+
 ``auto`` takes the placement that costs least by the cost model (`cost_model.py`): its predicted end-to-end time, and by
 how much it delays the chains that run already, so that load is spread and nobody gains at the cost of all. It leaves
 series only for a gain above `MARGIN`. Where engines were not measured a rule of thumb stands in (`thumb_rule.py`).
@@ -23,7 +26,7 @@ import msgspec
 
 from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import Mode, Placement, Prediction
-from pingpongd.candidates import candidates, held_tokens, turned
+from pingpongd.candidates import able_to_overlap, by_model, candidates, held_tokens, turned, without_second
 from pingpongd.cost_model import Cost, CostModel, scaled
 from pingpongd.engine_costs import usable
 from pingpongd.factors import Factors, kind_of
@@ -94,16 +97,15 @@ def place(
     if not groups:
         raise UsageError("no device group is ready.", hint="See `pingpong-client status`.")
     model = model or CostModel(groups)
-    if group is not None:
-        if group not in [view.name for view in groups]:
-            known = ", ".join(view.name for view in groups)
-            raise UsageError(
-                f'there is no device group "{group}", or it was given up.',
-                field="options.group",
-                hint=f"There are: {known}.",
-            )
-        groups = [view for view in groups if view.name == group]
-    chosen = _steady(mode, groups)
+    if group is not None and group not in [view.name for view in groups]:
+        known = ", ".join(view.name for view in groups)
+        raise UsageError(
+            f'there is no device group "{group}", or it was given up.',
+            field="options.group",
+            hint=f"There are: {known}.",
+        )
+    groups = _serving(shape, groups, group)
+    chosen = _steady(shape, mode, groups)
 
     def plan_on(views: Sequence[GroupView]) -> tuple[Plan, float | None]:
         return _plan(shape, mode, views, number, group, model, factors or Factors(), done)
@@ -120,20 +122,48 @@ def place(
     return msgspec.structs.replace(plan, why=f"{plan.why}; {late}") if late else plan
 
 
-def _steady(mode: Mode, groups: Sequence[GroupView]) -> Sequence[GroupView]:
+def _serving(shape: ChainShape, groups: Sequence[GroupView], group: str | None) -> Sequence[GroupView]:
+    """Those of the groups that serve a model of the chain; with `group`, that one alone.
+
+    Raises:
+        UsageError: a model that it needs is served by none of them.
+    """
+    wanted = shape.wanted
+    views = [view for view in groups if view.model in wanted and group in (None, view.name)]
+    served = {view.model for view in views}
+    for model in wanted:
+        if model in served:
+            continue
+        whose = f'the model "{model}"' if model else "the default model"
+        if group is not None:
+            raise UsageError(
+                f'an agent of the chain takes {whose}, and the device group "{group}" does not serve it.',
+                field="options.group",
+                hint="Leave the group out.",
+            )
+        raise UsageError(f"no device group that is ready serves {whose}.", hint="See `pingpong-client status`.")
+    return views
+
+
+def _steady(shape: ChainShape, mode: Mode, groups: Sequence[GroupView]) -> Sequence[GroupView]:
     """Those of the groups that come into question where tokens of some come late: the others, if they are enough for
-    the mode and have room."""
+    the mode and have room; of each model by itself."""
     if not any(view.degraded for view in groups):
         return groups
-    room = [view for view in groups if not view.full]
-    choices = [[view for view in room if not view.degraded], room]
-    return next((views for views in choices if _enough(mode, views)), groups)
+    kept: set[str] = set()
+    for views in by_model(shape, groups).values():
+        room = [view for view in views if not view.full]
+        choices = [[view for view in room if not view.degraded], room, views]
+        others = [view for view in groups if view not in views]
+        enough = next((choice for choice in choices if choice and _enough(shape, mode, [*others, *choice])), views)
+        kept.update(view.name for view in enough)
+    return [view for view in groups if view.name in kept]
 
 
-def _enough(mode: Mode, groups: Sequence[GroupView]) -> bool:
+def _enough(shape: ChainShape, mode: Mode, groups: Sequence[GroupView]) -> bool:
     if mode == "ping-pong":
-        return len(groups) > 1
-    return any(view.overlap for view in groups) if mode == "overlap" else bool(groups)
+        return without_second(shape, groups) is None
+    return mode != "overlap" or all(able_to_overlap(shape, by_model(shape, groups)).values())
 
 
 def lateness(view: GroupView) -> str:
@@ -155,13 +185,9 @@ def _plan(
 ) -> tuple[Plan, float | None]:
     """See `place`: the plan on some groups, and what it costs everybody, where that can be predicted."""
     if mode == "overlap":
-        overlapping(groups)
-    if mode == "ping-pong" and len(groups) < 2:
-        raise UsageError(
-            "ping-pong takes two device groups and one is ready.",
-            field="mode",
-            hint="Configure another group, or submit with --mode serial or overlap.",
-        )
+        overlapping(shape, groups)
+    if mode == "ping-pong":
+        _check_second(shape, groups)
     wanted: Mode = "serial" if mode == "auto" and group is not None else mode
     asked = "the submission names the group" if group is not None and mode != "overlap" else "asked for"
     costs = _costs(shape, wanted, groups, number, model, factors, done)
@@ -173,10 +199,27 @@ def _plan(
     taken = best.prediction
     if wanted != "auto":
         return Plan(taken.placement, taken.groups, asked, (taken,), taken), best.total_ms
-    if (spare := _spare(groups)) is not None:
-        names, why = (spare.name,) * len(shape.upstreams), f"{spare.name} is idle, though it was not measured"
+    if (spare := _spare(shape, groups)) is not None:
+        names = tuple("" if shape.is_step(at) else spare.name for at in range(len(shape.upstreams)))
+        why = f"{spare.name} is idle, though it was not measured"
         return Plan("serial", names, why, tuple(predictions)), None
     return Plan(taken.placement, taken.groups, _why(best, costs), tuple(predictions), taken), best.total_ms
+
+
+def _check_second(shape: ChainShape, groups: Sequence[GroupView]) -> None:
+    """Raises:
+    UsageError: ping-pong takes one more group.
+    """
+    index = without_second(shape, groups)
+    if index is None:
+        return
+    several = len(shape.wanted) > 1
+    whose = f' of the model "{shape.model(index) or "default"}", for agent {index + 1}' if several else ""
+    raise UsageError(
+        f"ping-pong takes two device groups{whose} and one is ready.",
+        field="mode",
+        hint="Configure another group, or submit with --mode serial or overlap.",
+    )
 
 
 def predicted(
@@ -198,7 +241,7 @@ def _costs(
 ) -> list[Cost]:
     """What the placements cost that the mode allows, with learned factors; of groups that were measured alone."""
     measured = [view for view in groups if usable(view.figures)]
-    if not measured or not shape.outputs or shape.size > LARGEST:
+    if not all(by_model(shape, measured).values()) or not shape.outputs or shape.size > LARGEST:
         return []
     found = list[Cost]()
     for placement, names in candidates(shape, mode, measured, number):
@@ -219,17 +262,18 @@ def _choose(shape: ChainShape, costs: Sequence[Cost], groups: Sequence[GroupView
     order = {view.name: at for at, view in enumerate(turned(groups, number))}
 
     def rank(cost: Cost) -> tuple[bool, int, int, int, int]:
-        names = cost.prediction.groups
-        places = [views[name] for name in names]
-        busy, held = max(view.hops for view in places), held_tokens(shape, places)
-        return cost.prediction.placement != "serial", len(set(names)), busy, -held, order[names[0]]
+        places = [views.get(name) for name in cost.prediction.groups]
+        taken = [view for view in places if view is not None]
+        busy, held = max(view.hops for view in taken), held_tokens(shape, places)
+        used = len({view.name for view in taken})
+        return cost.prediction.placement != "serial", used, busy, -held, order[taken[0].name]
 
     return min((cost for cost in costs if cost.total_ms <= least * (1.0 + alike)), key=rank)
 
 
-def _spare(groups: Sequence[GroupView]) -> GroupView | None:
+def _spare(shape: ChainShape, groups: Sequence[GroupView]) -> GroupView | None:
     """A group that could not be measured and is idle, where all that were measured are busy: it works all the same."""
-    if any(usable(view.figures) and not view.hops for view in groups):
+    if len(shape.wanted) > 1 or any(usable(view.figures) and not view.hops for view in groups):
         return None
     return next((view for view in groups if not usable(view.figures) and not view.hops), None)
 
@@ -243,7 +287,7 @@ def _why(best: Cost, costs: Sequence[Cost]) -> str:
     rivals = [cost for cost in costs if (cost.prediction.placement == "serial") != (placement == "serial")]
     if rivals:
         rival = min(rivals, key=lambda cost: cost.total_ms)
-        names = ", ".join(dict.fromkeys(rival.prediction.groups))
+        names = ", ".join(name for name in dict.fromkeys(rival.prediction.groups) if name)
         text += f"; {_NAMES[rival.prediction.placement]} on {names} {rival.prediction.e2e_ms:.0f} ms"
         if rival.delay_ms >= 1:
             text += f" and {rival.delay_ms:.0f} ms"

@@ -114,12 +114,15 @@ class ChainShape(msgspec.Struct, frozen=True):
         """The models that its agents need, each once, in the order of their first agents."""
         return tuple(dict.fromkeys(self.model(at) for at in range(len(self.upstreams)) if not self.is_step(at)))
 
-    def sources(self, index: int) -> tuple[int, ...]:
-        """The agents that one reads, rising: through steps, those that the steps read."""
-        found: set[int] = set()
-        for at in self.upstreams[index]:
-            found.update(self.sources(at) if self.is_step(at) else (at,))
-        return tuple(sorted(found))
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """Per agent, the agents that it reads: through steps, those that the steps read, too."""
+        if not self.steps:
+            return self.upstreams
+        found: list[tuple[int, ...]] = []
+        for reads in self.upstreams:
+            through = {source for at in reads for source in (found[at] if self.is_step(at) else (at,))}
+            found.append(tuple(sorted(through)))
+        return tuple(found)
 
     def prompt_tokens(self, index: int) -> int:
         """Length of an agent's prompt, with the expected outputs of its upstreams."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import Mode
-from pingpongd.candidates import by_preference, ring
+from pingpongd.candidates import able_to_overlap, by_model, by_preference, one_each, ring, without_second
 from pingpongd.plan import Plan
 from pingpongd.shapes import ChainShape, GroupView
 
@@ -33,55 +33,59 @@ def by_thumb(shape: ChainShape, mode: Mode, groups: Sequence[GroupView], number:
     Raises:
         UsageError: agents are to overlap, and can on none of them.
     """
-    count = len(shape.upstreams)
-    if mode == "overlap":
-        best = by_preference(shape, overlapping(groups), number)[0]
-        return Plan("overlap", (best.name,) * count, asked)
     if mode == "ping-pong":
         return Plan("ping-pong", ring(shape, groups, number), asked)
-    serial = by_preference(shape, groups, number)[0]
-    if mode == "serial":
-        return Plan("serial", (serial.name,) * count, asked)
-    return _auto_by_thumb(shape, groups, number, serial)
+    if mode == "overlap":
+        groups = overlapping(shape, groups)
+    orders = {model: by_preference(shape, views, number) for model, views in by_model(shape, groups).items()}
+    (names,) = one_each(shape, orders, 1)
+    if mode in ("overlap", "serial"):
+        return Plan(mode, names, asked)
+    return _auto_by_thumb(shape, groups, number, names)
 
 
-def overlapping(groups: Sequence[GroupView]) -> list[GroupView]:
-    """Those of the groups on which agents may overlap.
+def overlapping(shape: ChainShape, groups: Sequence[GroupView]) -> list[GroupView]:
+    """Those of the groups on which agents of the chain may overlap.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there are none of some model.
     """
-    found = [view for view in groups if view.overlap]
-    if not found:
-        names = ", ".join(view.name for view in groups)
-        raise UsageError(
-            f"overlap takes an engine that holds appends to a budget beside decodes, and there is none on {names}.",
-            field="mode",
-            hint="Set `decode_first.enabled` and no scheduler_cls in the configuration, or vLLM's "
-            "`long_prefill_token_threshold`; or submit with another mode.",
-        )
-    return found
+    able = able_to_overlap(shape, found := by_model(shape, groups))
+    for model, views in able.items():
+        if not views:
+            names = ", ".join(view.name for view in found[model])
+            raise UsageError(
+                f"overlap takes an engine that holds appends to a budget beside decodes, and there is none on {names}.",
+                field="mode",
+                hint="Set `decode_first.enabled` and no scheduler_cls in the configuration, or vLLM's "
+                "`long_prefill_token_threshold`; or submit with another mode.",
+            )
+    return [view for view in groups if any(view in views for views in able.values())]
 
 
-def _auto_by_thumb(shape: ChainShape, groups: Sequence[GroupView], number: int, serial: GroupView) -> Plan:
-    in_series = (serial.name,) * len(shape.upstreams)
+def _auto_by_thumb(shape: ChainShape, groups: Sequence[GroupView], number: int, in_series: tuple[str, ...]) -> Plan:
     if len(groups) < 2:
         return Plan("serial", in_series, "one device group")
-    if not any(shape.upstreams):
+    if not any(shape.sources()):
         return Plan("serial", in_series, "no agent reads another")
-    cold = _cold_downstream_tokens(shape, serial)
+    if (index := without_second(shape, groups)) is not None:
+        model = shape.model(index) or "the default model"
+        return Plan("serial", in_series, f"one device group of {model}, which two agents in a row take")
+    views = {view.name: view for view in groups}
+    cold = _cold_downstream_tokens(shape, [views.get(name) for name in in_series])
+    where = ", ".join(name for name in dict.fromkeys(in_series) if name)
     if cold < COLD_TOKENS_WORTH_HIDING:
         return Plan(
             "serial",
             in_series,
-            f"{cold} cold prefix tokens to hide on {serial.name}, worth it from {COLD_TOKENS_WORTH_HIDING}",
+            f"{cold} cold prefix tokens to hide on {where}, worth it from {COLD_TOKENS_WORTH_HIDING}",
         )
     return Plan("ping-pong", ring(shape, groups, number), f"cold: {cold} prefix tokens to hide")
 
 
-def _cold_downstream_tokens(shape: ChainShape, view: GroupView) -> int:
+def _cold_downstream_tokens(shape: ChainShape, places: Sequence[GroupView | None]) -> int:
     return sum(
         length
-        for reads, (digest, length) in zip(shape.upstreams, shape.prefixes, strict=True)
-        if reads and digest not in view.held
+        for reads, (digest, length), view in zip(shape.upstreams, shape.prefixes, places, strict=True)
+        if reads and view is not None and digest not in view.held
     )

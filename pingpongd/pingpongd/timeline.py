@@ -8,6 +8,7 @@ Agents are walked through as tasks, from one event to the next; between two even
 - What is read ahead goes on at full speed where nothing decodes. Beside decodes it rides at the measured speed and
   slows them by the measured factor; where no such figures are, it is computed like a prompt that is waited for.
 - A task that has to be alone starts when its group is empty, and nothing starts beside it.
+- Steps between agents begin when all that they read has ended, and take their time whatever else goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from pingpongd.agent_task import NOTHING, Stage, Task, blocker, go_on_reading, start, take_read, take_up
+from pingpongd.agent_task import (
+    NOTHING,
+    Stage,
+    Task,
+    blocker,
+    go_on_reading,
+    start,
+    start_step,
+    take_read,
+    take_up,
+)
 from pingpongd.engine_cost import EngineCost
 
 _FINAL, _WRITING, _ENDED = Stage.FINAL, Stage.WRITING, Stage.ENDED
@@ -34,13 +45,13 @@ def run(tasks: Sequence[Task], costs: Mapping[str, EngineCost]) -> None:
         pass
 
 
-class _Group:
-    """One engine. Its tasks are brought forward only when something happens to them."""
+class _Place:
+    """Where tasks run: here, steps between agents, which do not get in each other's way. Tasks are brought forward only
+    when something happens to them."""
 
-    def __init__(self, cost: EngineCost) -> None:
-        self.cost = cost
+    def __init__(self) -> None:
         self.tasks: list[Task] = []
-        """That run on it, in the order of their starts."""
+        """That run in it, in the order of their starts."""
         self.held: list[Task] = []
         """Whose turn has come, and that wait for it."""
         self.now = 0.0
@@ -60,6 +71,52 @@ class _Group:
                 task.left -= task.rate * passed
             elif task.stage is _FINAL:
                 task.waited += passed
+
+    def begin(self, task: Task, now: float) -> None:
+        """Start a task whose turn has come."""
+        start_step(task, now)
+
+    def take_up(self, task: Task) -> None:
+        """Go on with one that is under way at the beginning."""
+        start_step(task, 0.0)
+
+    def go_on(self, task: Task) -> None:
+        """Let one that reads go on with what is known by now: no step reads ahead."""
+
+    def take(self, task: Task) -> None:
+        """Note how far one has read that reads."""
+
+    def plan(self) -> None:
+        """Set how fast its tasks go on from now, and when the first of them completes what it does."""
+        self.next, self.due = inf, None
+        for task in self.tasks:
+            task.rate = 1.0
+            self._expect(task)
+
+    def _expect(self, task: Task) -> None:
+        at = self.now + task.left / task.rate
+        if at < self.next:
+            self.next, self.due = at, task
+
+
+class _Group(_Place):
+    """One engine."""
+
+    def __init__(self, cost: EngineCost) -> None:
+        super().__init__()
+        self.cost = cost
+
+    def begin(self, task: Task, now: float) -> None:
+        start(task, self.cost, now)
+
+    def take_up(self, task: Task) -> None:
+        take_up(task, self.cost)
+
+    def go_on(self, task: Task) -> None:
+        go_on_reading(task, self.cost)
+
+    def take(self, task: Task) -> None:
+        take_read(task, self.cost)
 
     def plan(self) -> None:
         """Set how fast its tasks go on from now, and when the first of them completes what it does."""
@@ -88,33 +145,30 @@ class _Group:
         if not writers or (readers and not self.cost.riding.known):
             return
         context = sum(task.prompt + task.output / 2 for task in writers) / len(writers)
-        step = self.cost.decode_ms(context, len(writers))
+        step = self.cost.decode_ms(context, sum(task.rows for task in writers))
         if readers:
             step *= sum(task.rides[inner].slowed for task in readers) / len(readers)
         rate = 1.0 / max(step, NOTHING)
         for task in writers:
-            task.rate = rate
+            task.rate = rate * task.pace
             self._expect(task)
-
-    def _expect(self, task: Task) -> None:
-        at = self.now + task.left / task.rate
-        if at < self.next:
-            self.next, self.due = at, task
 
 
 class _Timeline:
     def __init__(self, tasks: Sequence[Task], costs: Mapping[str, EngineCost]) -> None:
-        self._groups = {name: _Group(cost) for name, cost in costs.items()}
+        self._groups: dict[str, _Place] = {name: _Group(cost) for name, cost in costs.items()}
+        if any(not task.group and task.stage is not _ENDED for task in tasks):
+            self._groups[""] = _Place()
         self._waiting: dict[Task, list[Task]] = {}
         """Those that have not started, by one that they wait for: looked at again when something happens to it."""
         self._readers: dict[Task, list[Task]] = {}
-        self._dirty: set[str] = set(costs)
+        self._dirty = set(self._groups)
         for task in tasks:
             for other in task.reads:
                 self._readers.setdefault(other, []).append(task)
             if Stage.WAITING < task.stage < _ENDED:
                 self._groups[task.group].tasks.append(task)
-                take_up(task, self._groups[task.group].cost)
+                self._groups[task.group].take_up(task)
         for task in tasks:
             self._try(task, 0.0)
 
@@ -135,7 +189,7 @@ class _Timeline:
             self._dirty.add(task.group)
             _complete(task, group, now)
             if task.stage is Stage.READING:
-                go_on_reading(task, group.cost)
+                group.go_on(task)
                 continue
             if task.stage is _ENDED:
                 for reader in self._readers.get(task, ()):
@@ -155,7 +209,7 @@ class _Timeline:
         if reader.stage is Stage.READING:
             group = self._groups[reader.group]
             group.advance(now)
-            go_on_reading(reader, group.cost)
+            group.go_on(reader)
             self._dirty.add(reader.group)
 
     def _try(self, task: Task, now: float) -> None:
@@ -172,27 +226,27 @@ class _Timeline:
             return
         group.advance(now)
         group.tasks.append(task)
-        start(task, group.cost, now)
+        group.begin(task, now)
         self._dirty.add(task.group)
         self._look_at_waiting(task, now)
 
 
-def _next(group: _Group) -> float:
+def _next(group: _Place) -> float:
     return group.next
 
 
-def _complete(task: Task, group: _Group, now: float) -> None:
+def _complete(task: Task, group: _Place, now: float) -> None:
     """What a task did has come to its end."""
     if task.stage is Stage.READING:
         task.left = 0.0
-        take_read(task, group.cost)
+        group.take(task)
     elif task.stage is _FINAL:
         task.first, task.stage = now, _WRITING
         for other in group.tasks:
             if other.stage is _FINAL:  # the step of a short prompt had room for it
                 other.left, other.shared = max(other.left - other.shared, NOTHING), 0.0
             elif other.stage is _WRITING:  # a token of each came with the last step of the prompt
-                other.left = max(other.left - 1, NOTHING) if other is not task else max(task.output - 1, NOTHING)
+                other.left = max((other.left - other.pace) if other is not task else (task.output - 1), NOTHING)
     else:
         task.ended, task.stage = now, _ENDED
         group.tasks.remove(task)
