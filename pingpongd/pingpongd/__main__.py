@@ -16,6 +16,8 @@ from pingpongd.config import DaemonConfig, load_config
 from pingpongd.daemon import run_daemon
 from pingpongd.install_service import install, uninstall
 from pingpongd.logs import logs_json, set_redactor, set_up_logging
+from pingpongd.patch_command import add_parser as add_patch_parser
+from pingpongd.patch_command import patch
 from pingpongd.redaction import redactor_of
 
 _EXIT_CODES = """\
@@ -62,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--user", action="store_true", help="of your own systemd, without root")
         command.add_argument("--dry-run", action="store_true", help="only say what would be done")
     removing.add_argument("--purge", action="store_true", help="remove chains, logs, cache and configuration, too")
+    add_patch_parser(commands)
     return parser
 
 
@@ -100,6 +103,8 @@ def main() -> int:
         match options.command:
             case "check":
                 return check(lambda: _load(options), as_json=options.json)
+            case "patch":
+                return patch(options)
             case "install-service":
                 install(options)
             case "uninstall-service":
