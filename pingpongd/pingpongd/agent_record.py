@@ -113,13 +113,15 @@ class AgentRecord:
     def add_counts(self, drafts: DraftCounts | None, seam: SeamCounts | None) -> None:
         """Enter how guessing and joining went in a hop of its that has ended."""
         if drafts is not None:
-            before = self.drafts or DraftCounts(0, 0, 0)
+            before = self.drafts or DraftCounts(steps=0, drafted=0, accepted=0)
             self.drafts = DraftCounts(
-                before.steps + drafts.steps, before.drafted + drafts.drafted, before.accepted + drafts.accepted
+                steps=before.steps + drafts.steps,
+                drafted=before.drafted + drafts.drafted,
+                accepted=before.accepted + drafts.accepted,
             )
         if seam is not None:
-            known = self.seam or SeamCounts(0, 0)
-            self.seam = SeamCounts(known.rollbacks + seam.rollbacks, known.tokens + seam.tokens)
+            known = self.seam or SeamCounts(rollbacks=0, tokens=0)
+            self.seam = SeamCounts(rollbacks=known.rollbacks + seam.rollbacks, tokens=known.tokens + seam.tokens)
 
     def begin_anew(self) -> None:
         """Forget what it has written: the log that held it is gone."""

@@ -88,7 +88,8 @@ def without_second(shape: ChainShape, groups: Sequence[GroupView]) -> int | None
 
 
 def one_each(shape: ChainShape, orders: Mapping[str, Sequence[GroupView]], most: int) -> list[tuple[str, ...]]:
-    """Ways to run all agents of a model on one group, the best of each model first.
+    """Ways to run all agents of a model on one group, the best of each model first; of models that are not among them,
+    on none.
 
     Args:
         shape: the chain.
@@ -99,7 +100,7 @@ def one_each(shape: ChainShape, orders: Mapping[str, Sequence[GroupView]], most:
     ranks = product(*(range(min(len(views), most, width)) for views in orders.values()))
     ways = sorted(ranks, key=lambda way: (sum(way), way))[:most]
     return [
-        names_of([None if shape.is_step(at) else at_model[shape.model(at)] for at in range(len(shape.upstreams))])
+        names_of([None if shape.is_step(at) else at_model.get(shape.model(at)) for at in range(len(shape.upstreams))])
         for at_model in (
             {model: views[rank] for (model, views), rank in zip(orders.items(), way, strict=True)} for way in ways
         )

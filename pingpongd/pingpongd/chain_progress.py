@@ -15,6 +15,7 @@ _STAGES: dict[Phase, Stage] = {
     Phase.INTERRUPTED: Stage.WAITING,
     Phase.RESUMING: Stage.READING,
     Phase.YIELDING: Stage.WAITING,
+    Phase.STEPPING: Stage.WRITING,
 }
 """Of the agents that have work to do; the others' have ended."""
 
@@ -26,12 +27,14 @@ def running(record: ChainRecord) -> RunningChain:
         record.shape,
         record.state.placement,
         tuple(
-            AgentProgress(
+            AgentProgress("", _STAGES.get(phase, Stage.ENDED))
+            if record.shape.is_step(index)
+            else AgentProgress(
                 agent.worker,
                 _STAGES.get(phase, Stage.ENDED),
                 agent.read,
                 len(agent.output_ids),
             )
-            for agent, phase in zip(record.agents, record.state.phases, strict=True)
+            for index, (agent, phase) in enumerate(zip(record.agents, record.state.phases, strict=True))
         ),
     )

@@ -36,8 +36,9 @@ class Explainer:
             PingpongError: it could not be accepted now.
         """
         checked = await self._intake.check(request, asyncio.get_running_loop().time() + PATIENCE_S)
-        chain, options = request.chain, request.options
+        chain, options = checked.chain, request.options
         shape = submitted_shape(chain, options, checked.reads, checked.prepared, checked.exact.grid)
+        shape = self._planner.informed(shape, chain, options, checked.exact.level)
         names = [agent.name for agent in chain.agents]
         async with self._advising:
             preview = self._planner.preview(shape, options.mode, options.group, number)

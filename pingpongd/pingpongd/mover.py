@@ -228,6 +228,7 @@ class Mover:
             held=held,
             replays=record.job.exact.level != "fast",
             moves=agent.moves,
+            pace=record.shape.pace(index),
         )
 
     def _seats(self, hops: Hops, model: CostModel, now_ns: int) -> dict[str, Seat]:

@@ -88,6 +88,8 @@ class LateHop(msgspec.Struct, frozen=True):
     """What it has written is decoded again, not prefilled: its output is to be exact."""
     moves: int = 0
     """How often it was moved already."""
+    pace: tuple[float, float] = (1.0, 1.0)
+    """See `ChainShape.paces`: tokens that a step gives it, and rows that it takes up."""
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -104,7 +106,7 @@ class Move(msgspec.Struct, frozen=True):
 def stay_ms(hop: LateHop, seat: Seat) -> float:
     """What is left of a hop where it is: at the present pace for as long as that is expected to last, then at the usual
     one."""
-    usual = hop.left * seat.cost.decode_ms(hop.prompt + hop.written + hop.left / 2, max(1, seat.writers))
+    usual = hop.left * _token_ms(hop, seat, max(0, seat.writers - 1))
     slow = max(1.0, seat.slowdown)
     return min(usual * slow, usual + seat.lasts_ms * (1.0 - 1.0 / slow))
 
@@ -117,7 +119,7 @@ def there_ms(hop: LateHop, seat: Seat, held: int) -> float:
         seat: the group that it would go to.
         held: tokens of its prompt that are cached there.
     """
-    return seat.queued_ms + _begin_ms(hop, seat, held) + _token_ms(hop, seat) * hop.left
+    return seat.queued_ms + _begin_ms(hop, seat, held) + _token_ms(hop, seat, seat.writers) * hop.left
 
 
 def moves(hops: Sequence[LateHop], seats: Mapping[str, Seat]) -> list[Move]:
@@ -166,9 +168,11 @@ def _begin_ms(hop: LateHop, seat: Seat, held: int) -> float:
     """Until a hop goes on decoding elsewhere: others wait for the prefill in it."""
     known = hop.prompt if hop.replays else hop.prompt + hop.written
     held = min(held, known - 1)
-    again = hop.written * _token_ms(hop, seat) if hop.replays else 0.0
+    again = hop.written * _token_ms(hop, seat, seat.writers) if hop.replays else 0.0
     return seat.cost.first_token_ms(held, known - held) + again
 
 
-def _token_ms(hop: LateHop, seat: Seat) -> float:
-    return seat.cost.decode_ms(hop.prompt + hop.written + hop.left / 2, seat.writers + 1)
+def _token_ms(hop: LateHop, seat: Seat, beside: int) -> float:
+    """Of a hop that decodes with so many others on a group."""
+    tokens, rows = hop.pace
+    return seat.cost.decode_ms(hop.prompt + hop.written + hop.left / 2, beside + rows) / tokens

@@ -17,7 +17,9 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from pingpong_bus.messages import Mode, Prediction
+from pingpong_bus.chain import Chain, Exactness
+from pingpong_bus.messages import Mode, Prediction, SubmitOptions
+from pingpongd.candidates import able_to_overlap, by_model, without_second
 from pingpongd.chain_progress import running
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import Phase
@@ -26,9 +28,11 @@ from pingpongd.cost_model import CostModel, scaled
 from pingpongd.drift import Drift
 from pingpongd.engine_costs import EngineCosts
 from pingpongd.factors import Factors, Kind, kind_of
+from pingpongd.habits import Habits
 from pingpongd.hop_room import HopRoom
 from pingpongd.placement import Plan, place, predicted
-from pingpongd.shapes import ChainShape, GroupView
+from pingpongd.shapes import CHARACTERS_PER_TOKEN, ChainShape, GroupView
+from pingpongd.speculation import speculates
 
 _log = structlog.get_logger()
 
@@ -79,9 +83,12 @@ class Planner:
         """Args:
         room: says which groups there are.
         """
+        self.guesses = False
+        """Whether tokens are guessed of agents of which nobody says whether they are to be."""
         self._room = room
         self._factors = Factors()
         self._costs = EngineCosts()
+        self._habits = Habits()
         self._drifts: dict[str, Drift] = {}
         self._grid_drifts = OrderedDict[tuple[str, Kind], Drift]()
         self._measuring: set[str] = set()
@@ -101,9 +108,16 @@ class Planner:
         """
         done = frozenset(at for at, phase in enumerate(record.state.phases) if phase is Phase.DONE)
         options = record.options
+        record.shape = self.informed(record.shape, record.chain, options, record.job.exact.level)
         plan, model, _ = self._place(record.shape, options.mode, options.group, record.number, done)
-        self._planned = record.id, model.of({*plan.groups, *_series_group(plan)})
+        self._planned = record.id, model.of({*plan.groups, *(_series_groups(plan) or ())} - {""})
         return plan
+
+    def informed(self, shape: ChainShape, chain: Chain, options: SubmitOptions, level: Exactness) -> ChainShape:
+        """A chain's shape with what earlier runs of it have shown."""
+        guessed = [speculates(chain, at, options, level, enabled=self.guesses) for at in range(len(chain.agents))]
+        agents = [(agent.name, agent.model or "") for agent in chain.agents]
+        return self._habits.applied(shape, chain.name, agents, guessed)
 
     def preview(self, shape: ChainShape, mode: Mode, group: str | None, number: int) -> Preview:
         """How a chain would be placed now.
@@ -123,7 +137,7 @@ class Planner:
     def began(self, record: ChainRecord) -> None:
         """A chain runs from now on, by the plan that was just made."""
         assert record.plan is not None  # noqa: S101 - made before
-        groups, beside = frozenset(record.plan.groups), 0
+        groups, beside = frozenset(record.plan.groups) - {""}, 0
         assert self._planned is not None  # noqa: S101 - as the plan was
         planned, model = self._planned
         assert planned == record.id  # noqa: S101 - nothing is planned between a chain's plan and its beginning
@@ -151,9 +165,9 @@ class Planner:
         run, plan = self._runs.get(record.id), record.plan
         if run is None or plan is None or plan.predicted is None:
             return None
-        group = next(iter(_series_group(plan)), plan.groups[index])
         shape = msgspec.structs.replace(record.shape, outputs=_expected(record))
-        ends = run.model.series_ends(shape, group, run.done)
+        groups = _series_groups(plan) or _beside(shape, plan, index)
+        ends = run.model.series_ends(shape, groups, run.done)
         factor = next((one.factor for one in plan.predictions if one.placement == "serial"), plan.predicted.factor)
         return run.started_ns + int(ends[index] * factor * 1e6)
 
@@ -167,6 +181,7 @@ class Planner:
         run = self._runs.pop(record.id, None)
         if run is None or stage is not ChainStage.FINISHED:
             return
+        self._remember(record)
         assert record.plan is not None  # noqa: S101 - it ran
         prediction = record.plan.predicted
         if prediction is None:
@@ -209,23 +224,25 @@ class Planner:
             del self._grid_drifts[key]
         self.drifted.discard(group)
 
-    def _views(self, mode: Mode, group: str | None) -> tuple[Mode, str, list[GroupView]]:
+    def _views(self, shape: ChainShape, mode: Mode, group: str | None) -> tuple[Mode, str, list[GroupView]]:
         """The mode that a chain can have, why it is not the one asked for, and the groups to choose from."""
         ready = self._room.groups()
         short = (
             (group is not None and group not in [view.name for view in ready])
-            or (mode == "overlap" and not any(view.overlap for view in ready))
-            or (mode == "ping-pong" and len(ready) < 2)
+            or not all(by_model(shape, ready).values())
+            or (mode == "overlap" and not all(able_to_overlap(shape, by_model(shape, ready)).values()))
+            or (mode == "ping-pong" and without_second(shape, ready) is not None)
         )
-        views = self._room.standing() if short or not ready else ready
-        if mode == "ping-pong" and len(views) < 2:
-            return "serial", "asked for ping-pong, and one group is left", ready or views
+        views = self._room.standing() if short else ready
+        if mode == "ping-pong" and without_second(shape, views) is not None:
+            left = "and one group is left" if len(shape.wanted) < 2 else "and too few groups are left"
+            return "serial", f"asked for ping-pong, {left}", ready if all(by_model(shape, ready).values()) else views
         return mode, "", views
 
     def _place(
         self, shape: ChainShape, mode: Mode, group: str | None, number: int, done: frozenset[int] = frozenset()
     ) -> _Placed:
-        mode, fewer, views = self._views(mode, group)
+        mode, fewer, views = self._views(shape, mode, group)
         views = self._room.with_room(views, shape)
         model = self._model(views)
         plan = place(shape, mode, views, number, group, model=model, factors=self._factors, done=done)
@@ -234,10 +251,20 @@ class Planner:
     def _model(self, views: Sequence[GroupView]) -> CostModel:
         return CostModel(views, [running(run.record) for run in self._runs.values()], self._costs)
 
+    def _remember(self, record: ChainRecord) -> None:
+        """Note what a finished chain has shown of its agents."""
+        name = record.chain.name
+        for index, (spec, agent) in enumerate(zip(record.chain.agents, record.agents, strict=True)):
+            if spec.is_step:
+                took_ms = (agent.last_token_ns - record.ready_ns(index)) / 1e6
+                self._habits.learn_step(name, spec.name, took_ms, len(agent.output_ids))
+            elif agent.drafts is not None:
+                self._habits.learn_pace(name, spec.name, spec.model or "", agent.drafts)
+
     def _hindsight_ms(self, run: _Run, prediction: Prediction) -> float:
         """What would have been predicted had the lengths of the outputs been known."""
         record = run.record
-        written = tuple(len(agent.output_ids) for agent in record.agents)
+        written = _written(record)
         if written == record.shape.outputs or record.recovered:
             return prediction.e2e_ms
         shape = msgspec.structs.replace(record.shape, outputs=written)
@@ -249,6 +276,8 @@ class Planner:
         self._factors.learn(kind, prediction.placement, run.groups, ratio)
         if prediction.placement != "serial" or run.load or not steady:
             return
+        if len(run.groups) > 1 or record.shape.steps or record.shape.paces:
+            return  # what takes longer may be another engine, a step, or guesses that were wrong
         (group,) = run.groups
         if self._drift(group, record.shape, kind).add(ratio) and group not in self.drifted:
             _log.warning("figures_drifted", group=group, ratio=round(ratio, 4))
@@ -266,16 +295,33 @@ class Planner:
         return found
 
 
-def _series_group(plan: Plan) -> set[str]:
-    """The group on which series was predicted to be fastest; empty where it was not predicted."""
-    return next(({one.groups[0]} for one in plan.predictions if one.placement == "serial"), set())
+def _series_groups(plan: Plan) -> tuple[str, ...] | None:
+    """The groups on which series was predicted to be fastest, per agent; None where it was not predicted."""
+    return next((one.groups for one in plan.predictions if one.placement == "serial"), None)
+
+
+def _beside(shape: ChainShape, plan: Plan, index: int) -> tuple[str, ...]:
+    """Series on an agent's own group, and for other models on the first that the plan has of each."""
+    at: dict[str, str] = {}
+    for other in (index, *range(len(plan.groups))):
+        if not shape.is_step(other):
+            at.setdefault(shape.model(other), plan.groups[other])
+    return tuple("" if shape.is_step(other) else at[shape.model(other)] for other in range(len(plan.groups)))
+
+
+def _written(record: ChainRecord) -> tuple[int, ...]:
+    """The tokens that each agent has written; of a step, about what its reader finds."""
+    return tuple(
+        -(-len(agent.output_ids) // CHARACTERS_PER_TOKEN) if record.shape.is_step(at) else len(agent.output_ids)
+        for at, agent in enumerate(record.agents)
+    )
 
 
 def _expected(record: ChainRecord) -> tuple[int, ...]:
     """What each agent has written, of those that have ended, or may write."""
     return tuple(
-        len(agent.output_ids) if agent.finish_reason is not None else expected
-        for agent, expected in zip(record.agents, record.shape.outputs, strict=True)
+        written if agent.finish_reason is not None else expected
+        for agent, written, expected in zip(record.agents, _written(record), record.shape.outputs, strict=True)
     )
 
 
@@ -284,7 +330,8 @@ def _as_planned(record: ChainRecord) -> bool:
     assert record.plan is not None  # noqa: S101 - it ran
     clean = all(
         agent.hops == 1 and not agent.resumed and not agent.losses and agent.worker == group
-        for agent, group in zip(record.agents, record.plan.groups, strict=True)
+        for at, (agent, group) in enumerate(zip(record.agents, record.plan.groups, strict=True))
+        if not record.shape.is_step(at)
     )
     return clean and not record.recovered and not record.state.moved
 

@@ -6,13 +6,13 @@ the chain and to be lost by others; where engines were not measured, as near to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from pingpong_bus.messages import Mode, Placement
 from pingpongd.agent_task import Stage
-from pingpongd.candidates import MOST_BESIDE, MOST_WALKED
+from pingpongd.candidates import MOST_BESIDE, MOST_WALKED, by_model, one_each
 from pingpongd.cost_model import AgentProgress, CostModel, RunningChain
 from pingpongd.shapes import LARGEST, GroupView
 
@@ -35,7 +35,7 @@ class Replan(msgspec.Struct, frozen=True):
 def replan(
     chain: RunningChain, waiting: Sequence[int], mode: Mode, groups: Sequence[GroupView], model: CostModel
 ) -> Replan | None:
-    """Place the agents that have not started.
+    """Place the agents that have not started; those of models that none of the groups serves stay where they are.
 
     Args:
         chain: as far as it has come; `placement` is how it runs now.
@@ -51,7 +51,7 @@ def replan(
     if not options:
         return None
     names = {agent.group for agent in chain.agents if agent.stage is not Stage.ENDED} | {view.name for view in groups}
-    costs = [model.cost(name) for name in sorted(names)]
+    costs = [model.cost(name) for name in sorted(names) if name]
     if chain.shape.size > LARGEST or not chain.shape.outputs or None in costs:
         return _by_thumb(chain, options)
     options = [msgspec.structs.replace(one, ms=model.rest(_placed(chain, one)).total_ms) for one in options]
@@ -62,32 +62,49 @@ def replan(
 
 def _options(chain: RunningChain, waiting: Sequence[int], mode: Mode, groups: Sequence[GroupView]) -> list[Replan]:
     found: list[Replan] = []
-    best = sorted(groups, key=lambda view: view.hops)[:MOST_GROUPS]
-    most = max(1, MOST_WALKED // (3 * (chain.shape.size + MOST_BESIDE)))  # as where chains are placed
+    shape = chain.shape
+    most = max(1, MOST_WALKED // (3 * (shape.size + MOST_BESIDE)))  # as where chains are placed
+    orders = {
+        model: sorted(views, key=lambda view: view.hops)[:MOST_GROUPS]
+        for model, views in by_model(shape, groups).items()
+        if views
+    }
+    able = {model: [view for view in views if view.overlap] for model, views in orders.items()}
+
+    if not orders:
+        return []
 
     def place(placement: Placement, names: Sequence[str]) -> None:
-        at = dict(zip(waiting, names, strict=True))
-        found.append(Replan(placement, tuple(at.get(index, one.group) for index, one in enumerate(chain.agents))))
+        groups = [names[at] if at in waiting and names[at] else one.group for at, one in enumerate(chain.agents)]
+        found.append(Replan(placement, tuple(groups)))
 
-    for view in best[:most]:
+    for names in one_each(shape, orders, min(most, MOST_GROUPS)):
         if mode in ("auto", "serial"):
-            place("serial", [view.name] * len(waiting))
-        if mode in ("auto", "overlap") and view.overlap and chain.shape.grid is None:
-            place("overlap", [view.name] * len(waiting))
-    if mode in ("auto", "ping-pong") and len(best) > 1:
-        place("ping-pong", _around(chain, waiting, best))
+            place("serial", names)
+    if mode in ("auto", "overlap") and shape.grid is None:
+        for names in one_each(shape, able, min(most, MOST_GROUPS)):
+            place("overlap", names)
+    if mode in ("auto", "ping-pong") and (around := _around(chain, waiting, orders)) is not None:
+        place("ping-pong", around)
     return found
 
 
-def _around(chain: RunningChain, waiting: Sequence[int], groups: Sequence[GroupView]) -> list[str]:
-    """Agent by agent the least busy group that its last-ending upstream is not on."""
-    at = [agent.group for agent in chain.agents]
+def _around(chain: RunningChain, waiting: Sequence[int], orders: Mapping[str, Sequence[GroupView]]) -> list[str] | None:
+    """Agent by agent the least busy group of its model that its last-ending upstream is not on; None where there is
+    none."""
+    shape = chain.shape
+    at, sources = [agent.group for agent in chain.agents], shape.sources()
+    if len({view.name for views in orders.values() for view in views}) < 2 and len(shape.wanted) < 2:
+        return None
     for index in waiting:
-        reads = chain.shape.upstreams[index]
-        beside = at[max(reads)] if reads else ""
-        free = [view for view in groups if view.name != beside]
+        if shape.is_step(index) or shape.model(index) not in orders:
+            continue
+        beside = at[max(sources[index])] if sources[index] else ""
+        free = [view for view in orders[shape.model(index)] if view.name != beside]
+        if not free:
+            return None
         at[index] = free[0].name
-    return [at[index] for index in waiting]
+    return at
 
 
 def _placed(chain: RunningChain, option: Replan) -> RunningChain:
