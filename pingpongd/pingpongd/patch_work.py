@@ -134,8 +134,7 @@ def change(installation: Installation, series: Series, names: set[str]) -> list[
         changes = {path: data for path, data in wanted.items() if data != found.data[path]}
         state = _state_of(series, names, wanted, found)
         if not changes and found.kept == state:
-            if state is None:
-                shutil.rmtree(installation.site / KEPT, ignore_errors=True)  # of a run that was killed as it began
+            _drop_unused(installation.site, state)  # of a run that was killed as it began
             return []
         _check_writable(installation, changes)
         try:
@@ -166,9 +165,6 @@ def _carry_out(
     changes = {path: data for path, data in wanted.items() if data != found.data[path]}
     record = None if installation.record is None else installation.record.read_bytes()
     touched = {**(found.kept.files if found.kept else {}), **(state.files if state else {})}
-    for path in touched:  # also of those that are unpatched now: a run that is killed must find them
-        if found.originals[path] is not None:
-            write_file(site / KEPT / path, found.originals[path])
     underway = KeptState(
         version("pingpongd"),
         installation.version,
@@ -181,9 +177,13 @@ def _carry_out(
             for path in {*touched, *changes}
         },
     )
-    write_file(site / _STATE, msgspec.json.encode(underway))
     replaced: list[str] = []
     try:
+        for path in touched:  # also of those that are unpatched now: a run that is killed must find them
+            original = found.originals[path]
+            if original is not None and read_file(site / KEPT / path) != original:
+                write_file(site / KEPT / path, original)
+        write_file(site / _STATE, msgspec.json.encode(underway))
         for path, data in changes.items():  # what there is no room for is found out before anything is replaced
             if data is not None:
                 stage_file(site / path, data)
@@ -192,11 +192,9 @@ def _carry_out(
             replace_file(site / path, data)
         if record is not None and installation.record is not None:
             write_file(installation.record, _new_record(record, found, wanted, state))
-        if state is None:
-            shutil.rmtree(site / KEPT)
-        else:
+        if state is not None:
             write_file(site / _STATE, msgspec.json.encode(state))
-            _drop_unused(site, state)
+        _drop_unused(site, state)
     except BaseException:
         _put_back(installation, found, replaced, record)
         raise
@@ -238,9 +236,9 @@ def _new_record(record: bytes, found: Found, wanted: Mapping[str, bytes | None],
     return with_record(record, files, added=added)
 
 
-def _drop_unused(site: Path, state: KeptState) -> None:
-    """Remove copies of files that are as they were released again."""
-    used = {site / KEPT / path for path in state.files} | {site / _STATE}
+def _drop_unused(site: Path, state: KeptState | None) -> None:
+    """Remove copies of files that are as they were released again, and what killed runs have left."""
+    used = set() if state is None else {site / KEPT / path for path in state.files} | {site / _STATE}
     for folder, _, names in os.walk(site / KEPT, topdown=False):
         for name in names:
             if Path(folder) / name not in used:

@@ -37,9 +37,13 @@ def write_file(path: Path, data: bytes | None) -> None:
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if data is not None:
-        stage_file(path, data)
-    replace_file(path, data)
+    try:
+        if data is not None:
+            stage_file(path, data)
+        replace_file(path, data)
+    except BaseException:
+        beside(path).unlink(missing_ok=True)
+        raise
 
 
 def beside(path: Path) -> Path:
