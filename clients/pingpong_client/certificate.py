@@ -11,7 +11,7 @@ import msgspec
 
 from pingpong_bus.chain import Chain, Exactness, resolve_inputs
 from pingpong_bus.errors import NotEqual
-from pingpong_bus.messages import AgentResult, ChainResult
+from pingpong_bus.messages import AgentResult, ChainResult, DraftCounts
 
 CERTIFICATE_VERSION: Literal[2] = 2
 """Of the JSON form; raised by every change that an older reader could misread."""
@@ -130,6 +130,9 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     cache: Literal["isolated"] = "isolated"
     """Every hop had a cache salt of its own: no run found anything of another in a prefix cache."""
     runs: Annotated[list[RunCertificate], msgspec.Meta(min_length=1)]
+    guessed: DraftCounts | None = None
+    """Tokens that were guessed in the runs that read ahead, all together; None where none were to be. The serial runs
+    guess nothing, so that equal runs show that guessing changes nothing either."""
     resumed_pairs: int = 0
     """Pairs that are no proof, whatever the verdict: a worker or the daemon was lost under a run, which went on."""
     against: Comparison | None = None

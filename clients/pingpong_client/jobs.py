@@ -19,7 +19,7 @@ MAX_PRIORITY = 100
 MAX_DEADLINE_S = 31_536_000
 """Of `SubmitOptions`."""
 
-_LINE_HINT = "A line has chain or path, and may have inputs, mode, exactness, priority and deadline_s."
+_LINE_HINT = "A line has chain or path, and may have inputs, mode, exactness, speculate, priority and deadline_s."
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -33,6 +33,7 @@ class Job(msgspec.Struct, frozen=True):
     priority: int | None = None
     deadline_s: float | None = None
     exactness: Exactness | None = None
+    speculate: bool | None = None
 
     def options(self, common: SubmitOptions) -> SubmitOptions:
         """The options of all lines, with this line's own in their place."""
@@ -41,6 +42,7 @@ class Job(msgspec.Struct, frozen=True):
             "priority": self.priority,
             "deadline_s": self.deadline_s,
             "exactness": self.exactness,
+            "speculate": self.speculate,
         }
         return msgspec.structs.replace(common, **{name: value for name, value in own.items() if value is not None})
 
@@ -53,6 +55,7 @@ class _JobLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_S)] | None = None
     exactness: Exactness | None = None
+    speculate: bool | None = None
 
 
 class JobOutcome(msgspec.Struct, frozen=True):
@@ -159,4 +162,6 @@ def _parse_line(number: int, line: bytes, folder: Path, given: Mapping[str, str]
     common = {name: value for name, value in given.items() if name in chain.inputs}
     inputs = common | parsed.inputs
     resolve_inputs(chain, inputs)
-    return Job(number, chain, inputs, parsed.mode, parsed.priority, parsed.deadline_s, parsed.exactness)
+    return Job(
+        *(number, chain, inputs, parsed.mode, parsed.priority, parsed.deadline_s, parsed.exactness, parsed.speculate)
+    )

@@ -10,7 +10,7 @@ import msgspec
 
 from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.errors import PingpongError, UsageError
-from pingpong_bus.messages import ChainResult, Mode, SessionKind, StatusReply, SubmitOptions
+from pingpong_bus.messages import ChainResult, DraftCounts, Mode, SessionKind, StatusReply, SubmitOptions
 from pingpong_client.against import check_same_chain, compare_certificates
 from pingpong_client.certificate import Certificate, ReadAheadMode, RunCertificate, chain_digest, compare_runs
 from pingpong_client.client import AsyncClient, finished
@@ -26,6 +26,7 @@ async def verify(
     mode: ReadAheadMode | None = None,
     exactness: Exactness | None = None,
     session: SessionKind | None = None,
+    speculate: bool | None = None,
     earlier: Certificate | None = None,
     on_progress: Callable[[int, Mode], None] | None = None,
 ) -> Certificate:
@@ -36,8 +37,11 @@ async def verify(
         mode: what is compared with the serial runs; None: that of `earlier`, else "ping-pong" where the daemon has two
             device groups and "overlap" where it has one whose engine can.
         exactness: None: that of `earlier`, else what the chain names, else "grid", or with "overlap", which a grid
-            rules out, "invariant".
+            rules out, "invariant". Where tokens are to be guessed, which a grid rules out too, "invariant" if the
+            engines can, else "fast".
         session: None: that of `earlier`, else the daemon's choice.
+        speculate: whether tokens are guessed in the runs that read ahead, of agents and chains that do not say; None:
+            as it was for `earlier`, else the daemon's choice. The serial runs never guess.
         earlier: a certificate to check against; sampled agents get its seeds.
         on_progress: is told the number of the run, from 1, and the mode, before each.
 
@@ -56,9 +60,12 @@ async def verify(
         exactness = exactness or earlier.exactness
         runs = runs or earlier.pairs
         session = session or _session_of(earlier)
+        if speculate is None and earlier.guessed is not None:
+            speculate = True
     status = await client.status()
     mode = choose_mode(status, mode)
-    level = exactness or chain.exactness or default_level(status, mode)
+    asked = asks_to_guess(chain, speculate)
+    level = exactness or chain.exactness or default_level(status, mode, guesses=asked)
     pairs: list[RunCertificate] = []
     results: list[ChainResult] = []
     for run in range(1, (runs or 1) + 1):
@@ -68,8 +75,9 @@ async def verify(
         for each in modes:
             if on_progress is not None:
                 on_progress(run, each)
-            options = SubmitOptions(mode=each, isolate=True, session=session, exactness=level)
-            ended = await client.run(seeded, inputs, options)
+            guess = None if each == "serial" else speculate
+            options = SubmitOptions(mode=each, isolate=True, session=session, exactness=level, speculate=guess)
+            ended = await client.run(without_guesses(seeded) if each == "serial" else seeded, inputs, options)
             pair.append(finished(await client.result(ended.id, prompt_ids=True)))
             seeded = with_seeds(seeded, pair[0])
         serial, read_ahead = pair
@@ -110,15 +118,40 @@ def choose_mode(status: StatusReply, asked: ReadAheadMode | None) -> ReadAheadMo
     return "ping-pong"
 
 
-def default_level(status: StatusReply, mode: ReadAheadMode) -> Exactness:
+def asks_to_guess(chain: Chain, speculate: bool | None) -> bool:
+    """Whether anybody asks that tokens of some agent be guessed, whatever the daemon does of its own accord."""
+    said = [
+        next((one for one in (agent.speculate, chain.speculate, speculate) if one is not None), False)
+        for agent in chain.agents
+        if not agent.is_step
+    ]
+    return any(said)
+
+
+def without_guesses(chain: Chain) -> Chain:
+    """The chain with no token guessed."""
+    agents = [
+        agent if agent.speculate is None else msgspec.structs.replace(agent, speculate=None) for agent in chain.agents
+    ]
+    return msgspec.structs.replace(chain, agents=agents, speculate=False)
+
+
+def default_level(status: StatusReply, mode: ReadAheadMode, *, guesses: bool = False) -> Exactness:
     """The level that is to be proved where nobody names one.
+
+    Args:
+        status: the daemon's.
+        mode: that is compared with series.
+        guesses: tokens are to be guessed.
 
     Raises:
         UsageError: there is none for this mode.
     """
+    limits = [worker.limits for worker in status.workers if worker.limits is not None]
+    if guesses:  # which a grid rules out; at "fast" the runs are compared all the same
+        return "invariant" if limits and all(limit.batch_invariant for limit in limits) else "fast"
     if mode == "ping-pong":
         return "grid"
-    limits = [worker.limits for worker in status.workers if worker.limits is not None]
     if not limits or all(limit.batch_invariant for limit in limits):
         return "invariant"
     raise UsageError(
@@ -198,7 +231,20 @@ def _certificate(
         devices=_distinct(limit.device for limit in limits),
         sessions=_distinct(agent.session for result in results for agent in result.agents),
         runs=pairs,
+        guessed=_guessed(results),
         resumed_pairs=resumed,
+    )
+
+
+def _guessed(results: Sequence[ChainResult]) -> DraftCounts | None:
+    """Tokens that were guessed in some runs; None where none were to be."""
+    counts = [agent.drafts for result in results for agent in result.agents if agent.drafts is not None]
+    if not counts:
+        return None
+    return DraftCounts(
+        steps=sum(one.steps for one in counts),
+        drafted=sum(one.drafted for one in counts),
+        accepted=sum(one.accepted for one in counts),
     )
 
 

@@ -62,6 +62,17 @@ def add_session(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_speculate(parser: argparse.ArgumentParser) -> None:
+    """Whether tokens are guessed."""
+    parser.add_argument(
+        "--speculate",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="guess tokens from prompts and from earlier runs of the chain, and check several a step; of agents and "
+        "chains that do not say themselves (default: the daemon's choice)",
+    )
+
+
 def positive(text: str) -> int:
     """An argument that is a whole number from 1."""
     value = int(text)

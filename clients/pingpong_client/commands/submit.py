@@ -19,6 +19,7 @@ from pingpong_client.commands.arguments import (
     add_json,
     add_mode,
     add_session,
+    add_speculate,
     deadline,
     positive,
     priority,
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mode(parser)
     add_exactness(parser, "what the chain says, else the daemon's choice")
     add_session(parser)
+    add_speculate(parser)
     add_json(parser)
     parser.add_argument(
         "--group", metavar="NAME", help="run on this device group alone, in series or with --mode overlap; see `status`"
@@ -77,8 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jsonl",
         metavar="FILE",
-        help='run many: one {"chain" or "path", "inputs", "mode", "exactness", "priority", "deadline_s"} a line '
-        "(- is stdin); one result a line, as they end",
+        help='run many: one {"chain" or "path", "inputs", "mode", "exactness", "speculate", "priority", "deadline_s"} '
+        "a line (- is stdin); one result a line, as they end",
     )
     parser.add_argument(
         "--concurrency", metavar="N", type=positive, help=f"chains at a time with --jsonl (default: {_CONCURRENCY})"
@@ -96,6 +98,7 @@ async def run(context: Context) -> int:
         priority=args.priority,
         deadline_s=args.deadline,
         exactness=args.exactness,
+        speculate=args.speculate,
         traceparent=args.traceparent or trace_context(os.environ),
     )
     if args.explain:

@@ -13,7 +13,14 @@ from pingpong_client.certificate import ReadAheadMode
 from pingpong_client.certificate_file import read_certificate, write_certificate
 from pingpong_client.certificate_table import certificate_lines
 from pingpong_client.chain_file import load_chain, parse_inputs
-from pingpong_client.commands.arguments import add_chain_file, add_exactness, add_json, add_session, positive
+from pingpong_client.commands.arguments import (
+    add_chain_file,
+    add_exactness,
+    add_json,
+    add_session,
+    add_speculate,
+    positive,
+)
 from pingpong_client.commands.context import Context
 from pingpong_client.commands.showing import tell_absence
 from pingpong_client.output_file import check_writable
@@ -29,8 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(ReadAheadMode),
         help="what is compared with series (default: ping-pong with two device groups, overlap with one)",
     )
-    add_exactness(parser, "what the chain says, else grid, with overlap invariant")
+    add_exactness(
+        parser, "what the chain says, else grid, with overlap invariant, with guessed tokens invariant or fast"
+    )
     add_session(parser)
+    add_speculate(parser)
     add_json(parser)
     parser.add_argument("--runs", metavar="N", type=positive, help="runs in each mode (default: 1, or as --against)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the certificate there, as JSON")
@@ -70,6 +80,7 @@ async def run(context: Context) -> int:
             mode=args.mode,
             exactness=args.exactness,
             session=args.session,
+            speculate=args.speculate,
             earlier=earlier,
             on_progress=say,
         )
