@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,7 +154,7 @@ def _lines(report: Report) -> list[str]:
     lines = [f"vLLM {report.vllm}{package} in {report.folder}: {done} of {len(report.patches)} patches applied"]
     rows = [("patch", "state", "ability", "files", "needs")]
     rows += [
-        (each.name, each.state, ", ".join(each.abilities) or "-", str(len(each.files)), ", ".join(each.needs) or "-")
+        (each.name, each.state, ", ".join(each.abilities) or "-", str(len(each.files)), _nearest(each, report.patches))
         for each in report.patches
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
@@ -176,3 +177,9 @@ def _lines(report: Report) -> list[str]:
         who = ", ".join(f"{name} ({pid})" for pid, name in report.running)
         lines.append(f"running with this vLLM, as they loaded it, until they are started anew: {who}")
     return lines
+
+
+def _nearest(line: PatchLine, lines: Sequence[PatchLine]) -> str:
+    """Of what a patch needs, that which nothing else of it needs."""
+    further = {name for each in lines if each.name in line.needs for name in each.needs}
+    return ", ".join(name for name in line.needs if name not in further) or "-"

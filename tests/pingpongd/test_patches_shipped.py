@@ -10,9 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from pingpong_bus.errors import ConfigError
 
 from made_up_vllm import tree
+from pingpong_bus.errors import ConfigError
 from pingpongd.__main__ import main
 from pingpongd.patch_folder import load_series, shipped, versions
 from pingpongd.patch_series import Series
@@ -59,7 +59,7 @@ def test_the_wheel_takes_every_version_along() -> None:
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())
     taken = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
 
-    assert taken == {f"patches/{version}": f"pingpongd/patches/{version}" for version in versions(shipped())}
+    assert taken == {f"patches/{version}": f"pingpongd/pingpongd/patches/{version}" for version in versions(shipped())}
 
 
 def test_the_manifest_is_of_the_installed_vllm() -> None:
