@@ -18,6 +18,7 @@ import msgspec
 from pingpong_bus.errors import ConfigError
 from pingpongd import check_engine, check_machine, check_monitoring, check_places
 from pingpongd.check_finding import Finding, failed, passed
+from pingpongd.check_patches import patch_findings
 from pingpongd.config import DaemonConfig
 
 _CANNOT_WORK = 78
@@ -59,6 +60,7 @@ def findings(load: Callable[[], DaemonConfig]) -> Iterator[Finding]:
     yield passed("exactness", exactness_line(config))
     where = check_places.find_places(config, os.environ)
     yield from check_engine.engine_findings(config)
+    yield from patch_findings(config)
     yield from check_engine.model_findings(config, where.cache, where.uid)
     yield from check_machine.machine_findings(config)
     yield from check_places.place_findings(config, where)

@@ -18,6 +18,7 @@ import pytest
 from made_up_vllm import FILES, PATCHES, install, tree, write_patches
 from pingpongd import patch_work
 from pingpongd.__main__ import main
+from pingpongd.check_patches import patch_findings
 
 pytestmark = pytest.mark.usefixtures("argv")
 
@@ -434,3 +435,28 @@ def test_staged_files_of_a_killed_run_do_not_stay(desk: Desk) -> None:
     desk.report("revert")
 
     assert tree(desk.site) == before
+
+
+def test_check_says_what_is_applied(desk: Desk, tmp_path: Path) -> None:
+    def found(site: Path = desk.site) -> tuple[str, str]:
+        (finding,) = patch_findings(None, site, desk.patches)
+        return finding.level, f"{finding.text} {finding.hint}"
+
+    assert found() == ("ok", "0 of 3 patches to vLLM 0.32.0 are applied. ")
+    desk.report("apply", "third")
+    assert found() == ("ok", "1 of 3 patches to vLLM 0.32.0 are applied. ")
+    subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("killed_patch.py")), "6", *desk.words("apply")], check=False
+    )
+    level, text = found()
+    assert level == "warning"
+    assert "as a run that was cut short left them. Run pingpongd patch apply, or revert." in text
+    desk.report("revert")
+    (desk.site / "vllm/alone.py").write_text("alone = None")
+    level, text = found()
+    assert level == "warning"
+    assert "vllm/alone.py is neither as released" in text
+    install(tmp_path / "other", version="0.33.0")
+    assert found(tmp_path / "other") == ("ok", "none to vLLM 0.33.0; there are to 0.32.0, and it serves without. ")
+    (tmp_path / "empty").mkdir()
+    assert list(patch_findings(None, tmp_path / "empty", desk.patches)) == []
