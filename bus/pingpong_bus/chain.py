@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from pingpong_bus.errors import ChainError
+from pingpong_bus.json_path import parse_path
 from pingpong_bus.references import (
     INPUT_PREFIX,
     IdsPart,
@@ -370,6 +371,13 @@ def _check_extract(extract: Extract, where: str) -> None:
             field=where if not kinds else f"{where}.{kinds[1]}",
             hint="Keep one of them; for more, let one step take the other's output.",
         )
+    if extract.json is not None:
+        try:
+            parse_path(extract.json)
+        except ValueError as error:
+            raise ChainError(
+                f"the path is none: {error}.", field=f"{where}.json", hint='Such as "$.items[0].title".'
+            ) from None
     if extract.regex is not None:
         try:
             re.compile(extract.regex)

@@ -133,6 +133,11 @@ class PreparedAgent(_Value, frozen=True):
     text: bool = False
     """Outputs are joined as text, tokenized while they stream in (`seam_prompt.py`); `segments` then only serves to
     bound the length. With `joined`, nothing of it is read ahead all the same."""
+    counts: dict[int, int] = {}
+    """With how many tokens an output counts in this prompt, by agent, where it is not the agent's `max_tokens`: an
+    estimate, for how many a text takes is known once it is there."""
+    thinking: bool = False
+    """The prompt ends inside a <think> block that its template has opened: the output begins inside it."""
 
 
 class TokenizerSource(_Value, frozen=True):
@@ -153,6 +158,8 @@ class OutputSource(_Value, frozen=True):
     """The log is a step's: its "ids" are Unicode code points, and `tokenizer` means nothing."""
     strip: Literal["think"] | None = None
     """Blocks that are left out of the text."""
+    inside: bool | None = None
+    """With `strip`, whether the output begins inside a block (`PreparedAgent.thinking`); None: that is not known."""
 
 
 class JoinedPrompt(_Value, frozen=True):
@@ -295,6 +302,8 @@ class EngineLimits(_Value, frozen=True):
     """What patches to vLLM have given it (`patches/`), by name."""
     host_cache_bytes: int = 0
     """Host memory that prefix-cache blocks go to when the device's cache is full."""
+    keep_tokens: int = 0
+    """The most tokens of static beginnings that it keeps from eviction (`HopSpec.keep`); 0: it keeps none."""
 
 
 class BesideFigure(_Value, frozen=True):
@@ -801,6 +810,8 @@ class Score(_Tagged, frozen=True):
     tokens: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=8)]
     grid: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Cut the prompt as a chain of exactness "grid" was cut; see `ChainResult.grid`."""
+    model: str = ""
+    """That is asked, one of the daemon's `[models]`; empty: its default model."""
 
 
 class Explain(_Tagged, frozen=True):
@@ -1149,6 +1160,9 @@ class WorkerStatus(_Value, frozen=True):
     kv_held_tokens: int = 0
     """Set aside for the full lengths of open hops."""
 
+    model: str = ""
+    """The model that it serves, one of the daemon's `[models]`; empty: the default one."""
+
     @property
     def serves(self) -> bool:
         """Whether its worker runs hops and tells of itself; of others, what was told last is not the case any more."""
@@ -1282,7 +1296,8 @@ class ChainEvent(_Tagged, frozen=True):
     ``started``: placement, why. ``opened``: worker, prompt_tokens (the literal ones, a lower bound).
     ``reading``: sent (prompt tokens). ``finalized``: prompt_tokens. ``writing``: cached_tokens, ttft_ms.
     ``tokens``: ids, text, first_index and first_character (where they stand in the output), output_tokens.
-    ``agent_finished``: finish_reason, output_tokens, total_ms.
+    ``agent_finished``: finish_reason, output_tokens, total_ms; of a step output_tokens is 0, and there is characters.
+    A step's ``tokens`` have text and no ids, and its ``opened`` no worker.
     ``agent_resumed``: worker, tokens, why; it goes on, what it sent stays. ``agent_restarted``: why; what an earlier
     attempt sent is void. ``ended``: state, error; the last event of a chain.
     """

@@ -129,7 +129,8 @@ class Following:
                     return []
                 given.lose_worker()
             case "agent_finished":
-                if event.data.get("output_tokens", 0) > given.ids:
+                lacks_text = event.data.get("characters", 0) > given.characters
+                if event.data.get("output_tokens", 0) > given.ids or lacks_text:
                     self.stale = True
                     return []
                 given.finished = True
@@ -214,12 +215,14 @@ class Following:
         events += self._tokens(agent.name, given, ids, text, _latest_ms(agent))
         if agent.state == "finished" and not given.finished:
             given.finished = True
+            step = agent.kind != "agent"
             add(
                 "agent_finished",
                 agent.last_token_ms,
                 finish_reason=agent.finish_reason,
-                output_tokens=agent.output_tokens,
+                output_tokens=0 if step else agent.output_tokens,
                 total_ms=agent.total_ms,
+                **({"characters": agent.output_tokens} if step else {}),
             )
         return events
 

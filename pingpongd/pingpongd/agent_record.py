@@ -29,6 +29,8 @@ class AgentRecord:
     """Of them, those that a dying worker or engine took along."""
     attempt: int = 1
     worker: str = ""
+    may_have_run: bool = False
+    """Of a call whose outcome nobody knows: it may have been running when the daemon ended."""
     waits_for: str = ""
     """What keeps it from being dispatched though its turn has come, in words."""
     stream: StreamRef | None = None

@@ -108,7 +108,10 @@ class ChainRecord:
                 record.agents[index] = AgentRecord.restored(outcome, submitted_ns)
                 record.devices |= outcome.devices
             else:
-                record.agents[index].attempt = live.attempt
+                agent = record.agents[index]
+                agent.attempt = live.attempt
+                if live.started and live.job.chain.agents[index].call is not None and all(at in kept for at in reads):
+                    agent.may_have_run = True
         record.state = new_chain(upstreams, live.job.chain.start, kept, steps_of(live.job.chain))
         record.recovered = live.started
         record.started_ns = min((hop.started_ns for agent in record.agents for hop in agent.entries), default=0)
@@ -328,6 +331,7 @@ class ChainRecord:
                 continue
             tokens = len(self.agents[segment.agent].output_ids)
             name = self.chain.agents[segment.agent].name
-            found.append(OutputRead(agent=name, at=None if prompt.joined or prompt.text else at, tokens=tokens))
+            unknown = prompt.joined or prompt.text or self.is_step(index)
+            found.append(OutputRead(agent=name, at=None if unknown else at, tokens=tokens))
             at += tokens
         return found

@@ -5,9 +5,11 @@ It knows the fleet, the slab and the ledgers of the groups; `chains.py` knows cl
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
@@ -24,6 +26,7 @@ from pingpong_bus.messages import (
     HopFirstToken,
     HopOpened,
     HopText,
+    OutputSource,
     ReleaseHop,
     ResumeEntry,
     StartHop,
@@ -54,19 +57,25 @@ from pingpongd.chain_state import (
     Phase,
     Renew,
     Retry,
+    RunStep,
     Stage,
     transition,
 )
+from pingpongd.chain_steps import ChainSteps, StepTools
 from pingpongd.chain_teller import ChainTeller
 from pingpongd.config import DaemonConfig
 from pingpongd.fleet import Fleet, Worker
+from pingpongd.guessing import Guessing
 from pingpongd.hop_record import HopRecord
 from pingpongd.hop_room import HopRoom
 from pingpongd.hop_specs import hop_spec
+from pingpongd.model_names import agent_models
 from pingpongd.mover import Mover
 from pingpongd.moving import Move
 from pingpongd.planner import Planner
 from pingpongd.scoring import Scoring
+from pingpongd.seams import output_sources
+from pingpongd.step_runner import StepRunner
 
 _log = structlog.get_logger()
 
@@ -83,8 +92,8 @@ class RunsListener(Protocol):
     def agent_restarted(self, record: ChainRecord, index: int) -> None:
         """An agent begins anew; what it had written is void."""
 
-    def agent_finished(self, record: ChainRecord, index: int) -> None:
-        """An agent has written all, or its prompt has been checked since."""
+    def agent_finished(self, record: ChainRecord, index: int) -> Future[None] | None:
+        """An agent or a step has written all, or its prompt has been checked since; see `StepsListener`."""
 
     def chain_ended(self, record: ChainRecord, stage: Stage, error: str) -> None:
         """Its logs are free again."""
@@ -94,19 +103,29 @@ class ChainRuns:
     """The running chains and their hops; listens to the fleet (`FleetListener`)."""
 
     def __init__(
-        self, config: DaemonConfig, slab: Slab, publish: Callable[[ChainEvent], None], listener: RunsListener
+        self,
+        config: DaemonConfig,
+        slab: Slab,
+        publish: Callable[[ChainEvent], None],
+        listener: RunsListener,
+        tools: StepTools | None = None,
     ) -> None:
         """Args:
         config: the daemon's.
         slab: where token logs are.
         publish: called with every event of every chain.
         listener: told of beginnings and ends.
+        tools: that run steps; None: some of its own, with nobody who ends them where this process cannot.
         """
         self.room = HopRoom(config)
         self.planner = Planner(self.room)
         self.mover = Mover(self.room, self.planner)
-        self.configure(config)
+        self.guessing = Guessing(config)
+        self.planner.guesses = config.speculation.enabled
         self.tell = ChainTeller(publish)
+        tools = tools or StepTools(StepRunner(config.calls, os.environ))
+        self.steps = ChainSteps(tools, slab, self.tell, listener, self.apply)
+        self.configure(config)
         self.scoring = Scoring(self.room, self._retry_held)
         self._slab = slab
         self._listener = listener
@@ -119,9 +138,15 @@ class ChainRuns:
     # ---------------------------------------------------------------------------------------------------- for chains
 
     def configure(self, config: DaemonConfig) -> None:
-        """Take a configuration, the first or one that was read again."""
+        """Take a configuration, the first or one that was read again.
+
+        Raises:
+            ConfigError: a call names a variable that the environment lacks.
+        """
         self.config = config
         self.room.configure(config)
+        self.steps.runner.configure(config.calls)
+        self.guessing.configure(config)
         self.mover.enabled = config.jitter.enabled and config.jitter.route and config.jitter.move
         # One loss before a group would be given up: who is alone then and loses another engine has failed.
         self.room.suspect_after = max(1, config.restart.give_up_after - 2)
@@ -140,7 +165,7 @@ class ChainRuns:
                 writer.append(agent.output_ids)
                 writer.close(agent.finish_reason or "stop", agent.stop_token)
             else:
-                agent.worker = group
+                agent.worker = group  # of a step, none
         record.started_ns = record.started_ns or time.monotonic_ns()
         self.planner.began(record)
         self._listener.chain_started(record)
@@ -268,6 +293,8 @@ class ChainRuns:
         assert agent.stream is not None  # noqa: S101 - set when the chain was started
         self._take_output(record, index, TokenLogReader(self._slab, agent.stream).peek()[0], "")
         agent.session = message.session
+        agent.add_counts(message.drafts, message.seam)
+        agent.add_counts(message.drafts, message.seam)
         yielded = record.state.phases[index] is Phase.YIELDING
         why = "it gave way: an agent that it reads from waits" if yielded else message.message
         agent.entries[-1].end(state, message.at_ns, len(agent.output_ids), why)
@@ -275,6 +302,7 @@ class ChainRuns:
             agent.last_token_ns = message.at_ns
             agent.finish_reason, agent.stop_token = message.finish_reason, message.stop_token
             self._remember_prefix(worker, record, index)
+            self.guessing.finished(record, index)
             self.tell.agent_finished(record, index)
             self._listener.agent_finished(record, index)
         else:
@@ -358,6 +386,8 @@ class ChainRuns:
         match command:
             case Dispatch(agent=index):
                 return self._dispatch(record, index)
+            case RunStep(agent=index):
+                self.steps.begin(record, index)
             case Abort(agent=index):
                 self._abort(record, index)
             case Renew(agent=index):
@@ -384,7 +414,12 @@ class ChainRuns:
         agent.hop = hop
         started_ns = time.monotonic_ns()  # its worker may be at it before the message is on its way
         try:
-            spec = hop_spec(record, index, lambda at: self._stream(record, at), self.config)
+            spec = hop_spec(
+                record, index, lambda at: self._stream(record, at), self.config, self._sources(record, index)
+            )
+            drafts = self.guessing.drafts(record, index, worker.limits)
+            if drafts is not None:
+                spec = msgspec.structs.replace(spec, speculate=True, drafts=drafts)
             self._fleet.send(worker, StartHop(spec=spec))
         except EngineError as error:  # it is gone, and will be reported lost
             _log.warning(
@@ -445,15 +480,24 @@ class ChainRuns:
         before, agent.worker = agent.worker, worker.name
         if before == worker.name:
             return []
-        placement = record.state.placement
+        placement, shape = record.state.placement, record.shape
         for at, phase in enumerate(record.state.phases):
-            if placement != "ping-pong" and phase is Phase.WAITING and record.agents[at].worker == before:
+            follows = placement != "ping-pong" and phase is Phase.WAITING and record.agents[at].worker == before
+            if follows and shape.model(at) == worker.model:
                 record.agents[at].worker = worker.name
-        if placement == "ping-pong" and len(self.room.groups()) < 2:
+        if placement == "ping-pong" and not self._alternates(record, index):
             return [Moved("serial")]  # a reader beside its upstream in one engine would slow its decoding
         if placement == "overlap" and not worker.view().overlap:
             return [Moved("serial")]  # and here nothing would hold the reader back
         return []
+
+    def _alternates(self, record: ChainRecord, index: int) -> bool:
+        """Whether an agent that has come to another group still runs beside no neighbour, or has one to go to."""
+        shape, own = record.shape, record.agents[index].worker
+        if sum(view.model == shape.model(index) for view in self.room.groups()) > 1:
+            return True
+        near = [at for at, reads in enumerate(shape.sources()) if at in shape.sources()[index] or index in reads]
+        return len(shape.wanted) > 1 and all(record.agents[at].worker != own for at in near)
 
     def _retry_held(self) -> None:
         """Dispatch those that wait, as far as there are groups and room."""
@@ -471,6 +515,9 @@ class ChainRuns:
             self._turn = None
 
     def _abort(self, record: ChainRecord, index: int) -> None:
+        if record.is_step(index):
+            self.steps.abort(record, index)
+            return
         agent = record.agents[index]
         found = self._hops.get(agent.hop)
         if found is None:
@@ -513,8 +560,22 @@ class ChainRuns:
         agent = record.agents[index]
         assert agent.stream is not None  # noqa: S101 - allocated when the chain started
         over = record.state.phases[index] in (Phase.WRITTEN, Phase.DONE)
-        bell = "" if over else self._fleet.workers[agent.worker].bell
+        writer = self.steps.bell if record.is_step(index) else self._fleet.workers[agent.worker].bell
+        bell = "" if over else writer
         return StreamRef(slot=agent.stream.slot, generation=agent.stream.generation, bell=bell)
+
+    def _sources(self, record: ChainRecord, index: int) -> dict[int, OutputSource]:
+        """How the logs that an agent reads become text, where its prompt is joined as text."""
+        if not record.prepared[index].text:
+            return {}
+        models = agent_models(record.chain)
+        return output_sources(
+            record.chain,
+            index,
+            record.state.upstreams[index],
+            self.room.tokenizers(models),
+            lambda at: self._fleet.tokenizer_source(models[at] or ""),
+        )
 
     @property
     def _fleet(self) -> Fleet:

@@ -10,9 +10,11 @@ import structlog
 
 from pingpong_bus.log_records import HopMoved
 from pingpong_bus.messages import ChainEvent, EventKind, Placement
-from pingpongd.chain_record import ChainRecord
+from pingpongd.chain_record import ChainRecord, kind_of
 
 _log = structlog.get_logger()
+_PIECE = 1 << 15
+"""Characters of a step's output in an event."""
 
 
 class ChainTeller:
@@ -95,6 +97,63 @@ class ChainTeller:
             appends=len(agent.appends),
             resumed=len(agent.resumed),
         )
+
+    def step_finished(self, record: ChainRecord, index: int) -> None:
+        """A step has given its output, all at once."""
+        agent, spec = record.agents[index], record.chain.agents[index]
+        text = "".join(agent.text)
+        for start in range(0, len(text), _PIECE):
+            self.event(
+                record,
+                "tokens",
+                index,
+                agent.last_token_ns,
+                ids=[],
+                text=text[start : start + _PIECE],
+                first_index=0,
+                first_character=start,
+                output_tokens=0,
+            )
+        total = record.total_ms(index)
+        self.event(
+            record,
+            "agent_finished",
+            index,
+            agent.last_token_ns,
+            finish_reason=agent.finish_reason,
+            output_tokens=0,
+            characters=len(text),
+            total_ms=total,
+        )
+        _log.info(
+            "step_finished",
+            chain=record.id,
+            agent=spec.name,
+            kind=kind_of(spec),
+            call=spec.call,
+            total_ms=total,
+            characters=len(text),
+        )
+
+    def step_failed(self, record: ChainRecord, index: int, state: str, why: str) -> None:
+        """A step has failed, or was ended with its chain."""
+        spec = record.chain.agents[index]
+        _log.info(
+            "step_failed",
+            chain=record.id,
+            agent=spec.name,
+            kind=kind_of(spec),
+            call=spec.call,
+            state=state,
+            error=why,
+        )
+
+    def step_repeated(self, record: ChainRecord, index: int) -> None:
+        """A call begins that may have run when the daemon ended: nobody can say what has come of it."""
+        agent, spec = record.agents[index], record.chain.agents[index]
+        agent.resumes_told, last = len(agent.resumed), agent.resumed[-1]
+        _log.warning("call_repeated", chain=record.id, agent=spec.name, call=spec.call)
+        self.event(record, "agent_resumed", index, worker="", tokens=0, why=last.why)
 
     def agent_rerouted(self, record: ChainRecord, index: int, group: str, placement: Placement, late: str) -> None:
         """An agent runs elsewhere than on the group that it was planned for.

@@ -7,25 +7,29 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 
 import msgspec
 import structlog
 
 from pingpong_bus.chain import Chain
-from pingpong_bus.errors import ChainNotFound, PingpongError, StoreError, UsageError
+from pingpong_bus.errors import ChainError, ChainNotFound, Overloaded, PingpongError, StoreError, UsageError
 from pingpong_bus.messages import ChainEvent, ChainResult, ChainSummary, Explain, Explained, Submit
 from pingpong_bus.messages import ChainState as ChainStateName
 from pingpong_bus.slab import Slab
 from pingpongd.admission import check_fits
+from pingpongd.calls import check_calls
 from pingpongd.chain_queue import ChainQueue
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_runs import ChainRuns
 from pingpongd.chain_state import CancelAsked, FailAsked, Stage
+from pingpongd.chain_steps import StepTools
 from pingpongd.config import DaemonConfig
 from pingpongd.exactness import unkept
 from pingpongd.explaining import Explainer
 from pingpongd.fleet import Fleet
 from pingpongd.intake import PATIENCE_S, Intake, reads_of
+from pingpongd.model_names import agent_models, check_models
 from pingpongd.monitoring import ChainObserver
 from pingpongd.recalibration import Recalibration
 from pingpongd.store import KeyTaken, Store
@@ -47,6 +51,7 @@ class Chains:
         store: Store,
         publish: Callable[[ChainEvent], None],
         observer: ChainObserver | None = None,
+        tools: StepTools | None = None,
     ) -> None:
         """Args:
         config: the daemon's.
@@ -54,10 +59,11 @@ class Chains:
         store: where chains are kept.
         publish: called with every event of every chain.
         observer: hears of beginnings and ends.
+        tools: that run steps; see `ChainRuns`.
         """
         self.config = config
         self._observer = observer
-        self.runs = ChainRuns(config, slab, publish, self)
+        self.runs = ChainRuns(config, slab, publish, self, tools)
         self.idle = asyncio.Event()
         """Set while no chain runs; others may be waiting."""
         self.idle.set()
@@ -69,6 +75,8 @@ class Chains:
         self._keys: dict[str, asyncio.Lock] = {}
         """Of submissions under way, by their key."""
         self._ends: set[asyncio.Task[None]] = set()
+        self._taking_up: asyncio.Task[None] | None = None
+        """Reads in the store what tokens are guessed from."""
         self._ended: Counter[ChainStateName] = Counter()
         self._count = store.next_number
         self._starting = False
@@ -95,10 +103,14 @@ class Chains:
                 _log.warning("chain_waits", chain=record.id, reason=record.waits_for)
             else:
                 self._enqueue(record)
+        if self.config.speculation.enabled:
+            self._taking_up = asyncio.create_task(self.runs.guessing.take_up(self._store), name="past runs")
         self.start_waiting()
 
     def drain(self) -> None:
         """Start no chain any more, and accept none."""
+        if self._taking_up is not None:
+            self._taking_up.cancel()
         self._intake.closed = True
         self._intake.look_again()
 
@@ -113,22 +125,38 @@ class Chains:
         age_s = max(0.0, wall - job.submitted_at)  # a clock may be set back
         record = ChainRecord.restored(live, reads_of(job.chain), now_ns - int(age_s * 1e9))
         self._records[record.id] = record
+        for index, agent in enumerate(record.agents):
+            if agent.finish_reason is not None:
+                self.runs.guessing.finished(record, index)
         record.waits_for = "the engines are loading"
         _log.info("chain_restored", chain=record.id, agents=len(record.agents), finished=len(live.outcomes))
 
     def _why_not(self, record: ChainRecord) -> str:
         """Why a chain that was accepted cannot run as the daemon is configured now; empty where it can."""
-        limits = self.runs.room.limits()
-        if limits and record.job.model != limits[0].model:
-            return f"it was accepted for the model {record.job.model}, and the daemon serves {limits[0].model}"
+        try:
+            check_calls(record.chain, self.config.calls)
+        except ChainError as error:
+            return str(error)
+        models, options = agent_models(record.chain), record.options
+        try:
+            check_models(record.chain, self.config, self.runs.room.models())
+        except ChainError as error:
+            return str(error)
+        try:
+            limits = self._intake.limits_of(models)
+        except Overloaded as error:
+            return str(error)
+        for index, found in enumerate(limits):
+            if found and record.job.engine_model(index) != found[0].model:
+                accepted = record.job.engine_model(index)
+                return f"it was accepted for the model {accepted}, and the daemon serves {found[0].model}"
         try:
             check_fits(record.chain, record.prepared, limits, self._intake.room)
         except PingpongError as error:
             return f"it does not fit any more: {error}"
-        options = record.options
         if options.mode == "overlap" and not any(view.overlap for view in self.runs.room.standing()):
             return "it asks for overlap, and no engine holds appends to a budget any more"
-        engines = self.runs.room.engines(options.group)
+        engines = self.runs.room.engines(options.group, {name for name in models if name is not None})
         return unkept(record.job.exact, mode=options.mode, session=options.session, engines=engines)
 
     # ---------------------------------------------------------------------------------------------------- for clients
@@ -164,11 +192,12 @@ class Chains:
         number = self._count
         self._count += 1
         job = Job(
-            chain=_with_seeds(request.chain),
+            chain=_with_seeds(checked.chain),
             inputs=checked.inputs,
             options=request.options,
             prepared=checked.prepared,
             model=checked.model,
+            engine_models=checked.engine_models,
             number=number,
             submitted_at=submitted_at,
             key=request.key,
@@ -277,6 +306,7 @@ class Chains:
             )
         if not await self._store.forget(chain):
             raise _not_found(chain)
+        self.runs.guessing.erase([chain])
         _log.info("chain_forgotten", chain=chain)
 
     def counts(self) -> dict[ChainStateName, int]:
@@ -298,14 +328,16 @@ class Chains:
             raise UsageError(f"{count} chains are under way.", hint="Wait for them, or cancel them.")
         await self._intake.require_service().reset_prefix_caches()
 
-    async def score(self, ids: Sequence[int], tokens: Sequence[int], grid: int | None) -> list[float | None]:
+    async def score(
+        self, ids: Sequence[int], tokens: Sequence[int], grid: int | None, model: str = ""
+    ) -> list[float | None]:
         """How likely tokens are to follow others; see `Scoring`.
 
         Raises:
             PingpongError: they make no sense to the engines, or none can say now.
         """
         self._intake.require_service()
-        return await self.runs.scoring.score(ids, tokens, grid)
+        return await self.runs.scoring.score(ids, tokens, grid, "" if model == self.config.model else model)
 
     # ------------------------------------------------------------------------------------------------------ the queue
 
@@ -364,7 +396,12 @@ class Chains:
             _log.warning("expiry_failed", error=str(error))
             return
         if erased:
+            self.runs.guessing.erase(erased)
             _log.info("chains_expired", count=len(erased))
+
+    async def end_steps(self) -> None:
+        """End the steps that run; their chains begin them anew at the next start."""
+        await self.runs.steps.close()
 
     async def settled(self) -> None:
         """Wait until what has ended is in the store, and its followers are told."""
@@ -381,9 +418,9 @@ class Chains:
         """See `RunsListener`."""
         self._store.attempt(record.id, record.agents[index].attempt)
 
-    def agent_finished(self, record: ChainRecord, index: int) -> None:
+    def agent_finished(self, record: ChainRecord, index: int) -> Future[None] | None:
         """See `RunsListener`."""
-        self._store.agent_finished(record.id, index, record.outcome(index))
+        return self._store.agent_finished(record.id, index, record.outcome(index))
 
     def chain_ended(self, record: ChainRecord, stage: Stage, error: str) -> None:
         """See `RunsListener`."""

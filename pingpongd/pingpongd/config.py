@@ -16,9 +16,12 @@ from pingpong_bus.errors import ConfigError
 from pingpong_bus.messages import ChunkSettings, SessionKind
 from pingpong_worker.config import SimulatedSettings
 from pingpong_worker.simulated_engine import check_settings
+from pingpongd.calls import check_call_configs
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _DEFAULT_SLOT_TOKENS = 32768
+_LEAST_SLOT_TOKENS = 8192
+"""What a step may write that says nothing (`Agent.max_chars`)."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,9 +43,9 @@ class CallConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     url: str | None = None
     """Given the input by POST, as text in UTF-8; the answer's body is the output."""
     headers: dict[str, str] = {}
-    """Of the request; "$NAME" stands for the daemon's environment variable NAME."""
+    """Of the request; "$NAME" stands for the daemon's environment variable NAME, "$$" for a dollar sign."""
     environment: dict[str, str] = {}
-    """Of the command, whose environment has nothing else but PATH, HOME and LANG."""
+    """Of the command, whose environment has nothing else but PATH, HOME, LANG and PINGPONG_STEP; "$NAME" as above."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 30.0
     attempts: Annotated[int, msgspec.Meta(ge=1, le=10)] = 1
     """How often it is tried before the chain fails; more than 1 only where trying twice does no harm."""
@@ -195,7 +198,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slots: _Positive = 256
     """Token logs in the slab: the agents of all running chains together."""
     slot_tokens: _Positive | None = None
-    """Capacity of a log, and so the most tokens one agent may write; default: max_model_len, else 32768."""
+    """Capacity of a log, and so the most tokens one agent may write, or characters a step; default: the largest
+    max_model_len, else 32768, and 8192 at least."""
     max_queued: _Positive = 10_000
     """Chains that may wait for slots; more are refused."""
     drain_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0
@@ -236,9 +240,11 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.slot_tokens is not None:
             return self.slot_tokens
         if self.engine == "simulated":
-            return self.simulated.max_model_len
-        length = self.vllm.get("max_model_len")
-        return length if isinstance(length, int) and length > 0 else _DEFAULT_SLOT_TOKENS
+            return max(self.simulated.max_model_len, _LEAST_SLOT_TOKENS)
+        arguments = [self.vllm | model.vllm for model in (ModelConfig(model=self.model), *self.models.values())]
+        lengths = [found.get("max_model_len") for found in arguments]
+        known = [length if isinstance(length, int) and length > 0 else _DEFAULT_SLOT_TOKENS for length in lengths]
+        return max(*known, _LEAST_SLOT_TOKENS)
 
 
 def load_config(path: Path, overrides: dict[str, Any] | None = None) -> DaemonConfig:
@@ -286,6 +292,8 @@ def parse_config(document: dict[str, Any], *, source: str = "configuration") -> 
         ) from None
     _check_simulated(config)
     check_exactness(config)
+    config = _named_models(config)
+    check_call_configs(config.calls)
     names = [group.name for group in config.groups]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -329,6 +337,29 @@ def check_exactness(config: DaemonConfig) -> None:
         why, hint = "a streaming-input session cuts its prompt where chunks end", 'Set session = "prefix-cache".'
     if why:
         raise ConfigError(f'"{config.exactness}" cannot be the default: {why}.', field="exactness", hint=hint)
+
+
+def _named_models(config: DaemonConfig) -> DaemonConfig:
+    """The configuration with no model named by groups that serve the default one.
+
+    Raises:
+        ConfigError: a group's model is unknown, or a name means two models.
+    """
+    if config.model in config.models or "" in config.models:
+        name = config.model if config.model in config.models else ""
+        raise ConfigError(
+            f'"{name}" is the default model\'s name already.', field="models", hint="Give the other one another name."
+        )
+    groups = []
+    for index, group in enumerate(config.groups):
+        if group.model is not None and group.model not in (config.model, *config.models):
+            there = ", ".join([config.model, *config.models])
+            raise ConfigError(
+                f'there is no model "{group.model}".', field=f"groups[{index}].model", hint=f"There are: {there}."
+            )
+        own = None if group.model == config.model else group.model
+        groups.append(msgspec.structs.replace(group, model=own))
+    return msgspec.structs.replace(config, groups=groups)
 
 
 def _check_simulated(config: DaemonConfig) -> None:

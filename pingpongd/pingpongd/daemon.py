@@ -18,7 +18,11 @@ import zmq.asyncio
 
 from pingpong_bus.errors import ConfigError, Overloaded, PingpongError, SlabFull, UsageError
 from pingpong_bus.messages import Heartbeat, Progress, StatusReply
+from pingpong_bus.publisher import Publisher
 from pingpong_bus.slab import Slab
+from pingpong_worker.shared_memory_names import worker_prefix
+from pingpongd.calls import resolve_calls
+from pingpongd.chain_steps import StepTools
 from pingpongd.chains import Chains
 from pingpongd.config import DaemonConfig
 from pingpongd.connections import raise_descriptor_limit
@@ -28,11 +32,13 @@ from pingpongd.fleet import Fleet, Worker
 from pingpongd.log_terminal import show_start
 from pingpongd.logs import set_level, set_redactor, shown_on, tell_suppressed
 from pingpongd.model import fetch_model
+from pingpongd.model_names import served_models
 from pingpongd.monitoring import Monitoring
 from pingpongd.notify import Notifier, feed_watchdog
 from pingpongd.redaction import redactor_of
 from pingpongd.reload import merge
 from pingpongd.runtime_dir import RuntimeDir, default_runtime_dir
+from pingpongd.step_runner import StepRunner
 from pingpongd.store import Store, default_state_dir
 from pingpongd.sweeper import Sweeper
 
@@ -107,12 +113,19 @@ class Daemon:
     async def _serve(
         self, runtime: RuntimeDir, slab: Slab, store: Store, context: zmq.asyncio.Context, sweeper: Sweeper
     ) -> None:
+        prefix = worker_prefix(runtime.segment_prefix)
+        runner = StepRunner(self._config.calls, os.environ, sweeper, prefix)
         control = Control(runtime, context)
+        bell: Publisher | None = None
         try:
-            self._chains = chains = Chains(self._config, slab, store, control.publish, self._monitoring)
+            bell = Publisher(context, runtime.steps_bell)
+            tools = StepTools(runner, bell)
+            self._chains = chains = Chains(self._config, slab, store, control.publish, self._monitoring, tools)
             chains.restore()
         except BaseException:
             control.close()  # else the context would wait for it for ever
+            if bell is not None:
+                bell.close()
             raise
 
         def status(number: int) -> StatusReply:
@@ -157,11 +170,13 @@ class Daemon:
             self._notifier.stopping()
             try:
                 await _cancelled(starting)
+                await chains.end_steps()
                 await self._stop_fleet()
                 await chains.settled()
                 await _cancelled(serving, stopped, ticking, expiring, *helping)
             finally:
                 control.close()
+                bell.close()
                 self._notifier.close()
 
     async def _start_fleet(
@@ -169,14 +184,19 @@ class Daemon:
     ) -> Fleet:
         config = self._config
         self._notifier.status("fetching the model")
+        models = served_models(config)
         if config.engine == "vllm":
-            self._progress = Progress(stage="looking for the model")
-            model = await fetch_model(config.model, runtime, sweeper, self._take_progress)
+            for name, wanted in models.items():
+                self._progress = Progress(stage="looking for the model")
+                try:
+                    models[name] = await fetch_model(wanted, runtime, sweeper, self._take_progress)
+                except ConfigError as error:
+                    if name and error.field == "model":
+                        raise ConfigError(error.message, field=f"models.{name}.model", hint=error.hint) from None
+                    raise
             self._progress = None
-        else:
-            model = config.model
         config = self._config  # it may have been read again meanwhile
-        self._fleet = Fleet(config, model, runtime, slab, context, chains.runs, sweeper)
+        self._fleet = Fleet(config, models, runtime, slab, context, chains.runs, sweeper)
         self._fleet.beat_listeners.append(self._beat)
         await self._fleet.start()
         chains.serve(self._fleet)  # only now: a chain that came earlier would find half of the groups
@@ -244,6 +264,7 @@ class Daemon:
         self._notifier.reloading()
         try:
             reload = merge(self._config, self._read_again())
+            resolve_calls(reload.config.calls, os.environ)  # before anything is changed
         except PingpongError as error:
             _log.error("config_not_reloaded", error=str(error))
         else:

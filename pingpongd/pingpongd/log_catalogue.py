@@ -201,6 +201,39 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
             "an agent goes on from what an earlier hop had written",
             ("chain", "agent", "hop", "worker", "tokens"),
         ),
+        "step_finished": Event(
+            _INFO,
+            "a step between agents has given its output",
+            ("chain", "agent", "kind", "call", "total_ms", "characters"),
+            {"total_ms": "from the end of what it reads to its own"},
+        ),
+        "step_failed": Event(
+            _INFO,
+            "a step has failed, or was ended with its chain",
+            ("chain", "agent", "kind", "call", "state", "error"),
+        ),
+        "step_not_kept": Event(
+            _WARNING, "what a call has given is not on disk yet: the store takes nothing", ("chain", "agent", "error")
+        ),
+        "step_fault": Event(_ERROR, "a fault of the daemon in a step; the chain fails", ("chain", "agent", "error")),
+        "call_tried_again": Event(
+            _WARNING,
+            "a call has failed, and has attempts left",
+            ("chain", "agent", "call", "attempt", "error"),
+            {"attempt": "the one that failed"},
+            Limit(20, 1.0, ("call",)),
+        ),
+        "call_repeated": Event(
+            _WARNING,
+            "a call is made again, for it may have been running when an earlier daemon ended",
+            ("chain", "agent", "call"),
+        ),
+        "extract_process_ended": Event(
+            _WARNING,
+            "the process that runs extract steps hangs or has died; another takes its place",
+            ("pid", "reason"),
+            limit=_SELDOM,
+        ),
         "hop_lost": Event(
             _WARNING,
             "a hop's worker is gone",
@@ -228,6 +261,13 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
         "result_not_kept": Event(_ERROR, "a result waits in memory: the store takes nothing", ("chain", "error")),
         "chain_forgotten": Event(_INFO, "a client had it erased", ("chain",)),
         "chains_expired": Event(_INFO, "ended chains were erased, for their time was over", ("count",)),
+        "past_runs_taken_up": Event(
+            _INFO,
+            "what the store keeps of earlier runs is there to guess from",
+            ("chains",),
+            {"chains": "that were read"},
+        ),
+        "past_runs_unread": Event(_WARNING, "what the store keeps could not be read to guess from", ("error",)),
         "expiry_failed": Event(_WARNING, "they could not be", ("error",), limit=_SELDOM),
         "follower_dropped": Event(_INFO, "a client that does not read hears no more of a chain", ("chain",)),
         "store_created": Event(_INFO, "there was no chain store", ("path",)),

@@ -68,6 +68,8 @@ FIELDS: Final = {
     "changed": Field("list of keys", "of the configuration, that took effect"),
     "needs_restart": Field("list of keys", "of the configuration, that differ and take effect at the next start"),
     "tasks": Field("list of names", "what has not ended"),
+    "kind": Field("word", "of a step: extract or call"),
+    "call": Field("name", "of `[calls]` in the configuration; null of an extract step"),
     "of": Field("name", "the event whose lines were held back"),
     "learned": Field("bool", "whether later predictions were corrected by it"),
     # how much
@@ -83,6 +85,8 @@ FIELDS: Final = {
     "output_tokens": Field("tokens", "that the agent has written"),
     "appends": Field("appends", "prefills of parts of the prompt before it was complete"),
     "resumed": Field("times", "that the agent went on elsewhere after a loss or a move"),
+    "characters": Field("characters", "of the step's output"),
+    "attempt": Field("number", "from 1"),
     "max_model_len": Field("tokens", "of prompt and output together"),
     "kv_tokens": Field("tokens", "that the KV cache holds"),
     "start": Field("number", "of the worker's starts, this one included"),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from pingpongd.calls import call_secrets
 from pingpongd.config import DaemonConfig
 
 LONGEST: Final = 4_000
@@ -119,4 +120,5 @@ def redactor_of(config: DaemonConfig, environment: Mapping[str, str]) -> Redacto
         environment: the daemon's own.
     """
     environments = [environment, config.environment, *(group.environment for group in config.groups)]
-    return Redactor(prompts=config.log_prompts, secrets=set().union(*map(secret_values, environments)))
+    secrets = set().union(*map(secret_values, environments)) | call_secrets(config.calls, environment)
+    return Redactor(prompts=config.log_prompts, secrets=secrets)

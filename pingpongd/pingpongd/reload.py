@@ -9,6 +9,7 @@ from pingpongd.config import DaemonConfig, check_exactness
 
 CHANGEABLE = frozenset(
     {
+        "calls",
         "chunks",
         "decode_first",
         "drain_seconds",

@@ -114,6 +114,11 @@ class RuntimeDir:
         """Endpoint that workers talk to."""
         return f"ipc://{self.path}/workers.sock"
 
+    @property
+    def steps_bell(self) -> str:
+        """Endpoint of the supervisor's own doorbells, for what steps between agents write."""
+        return f"ipc://{self.path}/steps.sock"
+
     def bell(self, worker: str) -> str:
         """Endpoint of a worker's doorbells."""
         return f"ipc://{self.path}/bus-{worker}.sock"

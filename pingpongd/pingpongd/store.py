@@ -220,9 +220,15 @@ class Store:
         """Keep, in the background, that an agent has begun anew: no later start gives this attempt again."""
         self._writer.write(queries.raised(self._live_one(chain_id).number, attempt))
 
-    def agent_finished(self, chain_id: str, index: int, outcome: AgentOutcome) -> None:
-        """Keep, in the background, what an agent has written."""
-        self._writer.write(queries.agent_finished(self._live_one(chain_id).number, index, _encode(outcome)))
+    def agent_finished(self, chain_id: str, index: int, outcome: AgentOutcome) -> Future[None]:
+        """Keep, in the background, what an agent has written.
+
+        Returns:
+            Done when it is on the disk; or its StoreError says why it could not be written for now: it is tried again.
+        """
+        change = queries.agent_finished(self._live_one(chain_id).number, index, _encode(outcome))
+        self._writer.write(change)
+        return change.tried
 
     def ended(self, chain_id: str, result: ChainResult, ended_at: float) -> Awaitable[None]:
         """Keep a result in the place of the job and the outcomes: `result` has it at once.

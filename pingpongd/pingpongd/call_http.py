@@ -1,0 +1,144 @@
+"""A `call` step's request over HTTP: its input by POST, its answer the body. In a thread of its own, which may hang.
+
+Nothing is followed elsewhere: a redirect is an error, and no proxy of the environment is used; certificates are
+checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.message import Message
+from urllib.parse import urlsplit
+
+from pingpong_bus.errors import ChainFailed
+
+_PIECE = 1 << 16
+_QUOTED = 300
+"""Characters of an error's body that are told."""
+
+
+async def post(url: str, headers: Mapping[str, str], text: str, *, timeout_s: float, most_bytes: int) -> str:
+    """Send a text, and return the answer's.
+
+    Cancelled, it closes the connection.
+
+    Args:
+        url: http or https.
+        headers: beside Content-Type, which they may set too.
+        text: sent in UTF-8.
+        timeout_s: for all of it, to the last byte.
+        most_bytes: of the answer; more is an error.
+
+    Raises:
+        ChainFailed: nobody answers in time, or with another status than 2xx, with too much or with what is no text.
+    """
+    exchange = _Exchange(url, headers, text, timeout_s, most_bytes)
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[str] = loop.create_future()
+
+    def give(answer: str | ChainFailed) -> None:
+        if done.done():
+            return
+        if isinstance(answer, ChainFailed):
+            done.set_exception(answer)
+        else:
+            done.set_result(answer)
+
+    def work() -> None:
+        answer = exchange.run()
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(give, answer)
+
+    # Not a pool's: looking up a name can take longer than any limit, and nothing ends a thread.
+    threading.Thread(target=work, name="call", daemon=True).start()
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await done
+    except TimeoutError:
+        raise ChainFailed(f"it took longer than {timeout_s:g} s and was given up.") from None
+    finally:
+        exchange.close()
+
+
+class _Exchange:
+    """One request and its answer; `run` is the thread's, `close` anybody's."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], text: str, timeout_s: float, most_bytes: int) -> None:
+        parts = urlsplit(url)
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        host, self._by = parts.hostname or "", time.monotonic() + timeout_s
+        self._connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            self._connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
+        else:
+            self._connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
+        self._headers = {"Content-Type": "text/plain; charset=utf-8"} | dict(headers)
+        self._body = text.encode()
+        self._most = most_bytes
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+
+    def run(self) -> str | ChainFailed:
+        try:
+            return self._exchange()
+        except ChainFailed as error:
+            return error
+        except TimeoutError:
+            return ChainFailed(f"it took longer than {self._timeout_s:g} s and was given up.")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            said = str(error) or type(error).__name__
+            return ChainFailed(f"the request failed: {said.removesuffix('.')}.")
+        finally:
+            self._connection.close()
+
+    def close(self) -> None:
+        """Wake the thread, where it waits for the other side."""
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _exchange(self) -> str:
+        self._connection.connect()
+        self._socket = self._connection.sock
+        self._connection.request("POST", self._target, self._body, self._headers)
+        response = self._connection.getresponse()
+        body = self._read(response)
+        if 300 <= response.status < 400:
+            raise ChainFailed(
+                f"it answered {response.status}, a redirect, which is not followed.", hint="Configure where it leads."
+            )
+        if not 200 <= response.status < 300:
+            said = " ".join(body[: 4 * _QUOTED].decode(errors="replace").split())[:_QUOTED]
+            raise ChainFailed(f"it answered {response.status} {response.reason}{': ' + said if said else ''}.")
+        charset = _charset(response.headers)
+        try:
+            return body.decode(charset)
+        except (UnicodeDecodeError, LookupError):
+            raise ChainFailed(f"its answer is no text in {charset}.") from None
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        body = bytearray()
+        while True:
+            left = self._by - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            if self._socket is not None and self._socket.fileno() >= 0:
+                self._socket.settimeout(left)
+            piece = response.read1(_PIECE)
+            if not piece:
+                return bytes(body)
+            body += piece
+            if len(body) > self._most:
+                raise ChainFailed(f"it answered more than {self._most} bytes.", hint="Raise max_chars of the step.")
+
+
+def _charset(headers: Message) -> str:
+    return headers.get_content_charset() or "utf-8"

@@ -1,0 +1,185 @@
+"""Runs steps between agents: `extract` in a process that can be killed, `call` as the configuration allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+import structlog
+
+from pingpong_bus.chain import Agent
+from pingpong_bus.errors import ChainFailed
+from pingpongd.call_command import environment_of, run_command
+from pingpongd.call_http import post
+from pingpongd.calls import call_secrets, resolve_calls
+from pingpongd.config import CallConfig
+from pingpongd.extract_pool import ExtractPool
+from pingpongd.process import Guard
+from pingpongd.redaction import Redactor
+
+_log = structlog.get_logger()
+_BYTES_A_CHARACTER = 4
+"""In UTF-8, at most."""
+_PAUSE_S = 0.2
+"""Before the second attempt; before each other one twice as long as before the last."""
+_MOST_PAUSE_S = 5.0
+
+
+class StepWork(msgspec.Struct, frozen=True):
+    """A step whose input is there."""
+
+    chain: str
+    """The chain's id."""
+    spec: Agent
+    text: str
+    """Its input."""
+
+
+class StepRunner:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        calls: Mapping[str, CallConfig],
+        environment: Mapping[str, str],
+        guard: Guard | None = None,
+        prefix: str = "",
+    ) -> None:
+        """Args:
+        calls: of the configuration.
+        environment: the daemon's.
+        guard: ends what is started where this process cannot.
+        prefix: of its names in /dev/shm, for the guard.
+
+        Raises:
+            ConfigError: a call names a variable that is not there.
+        """
+        self._environment = environment
+        self._guard = guard
+        self._prefix = prefix
+        self._pool = ExtractPool(environment, guard, prefix)
+        self._running: dict[str, int] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self.configure(calls)
+
+    def configure(self, calls: Mapping[str, CallConfig]) -> None:
+        """Take other calls; those that run go on as they began.
+
+        Raises:
+            ConfigError: a call names a variable that is not there; nothing was changed.
+        """
+        self._calls = resolve_calls(calls, self._environment)
+        self._redactor = Redactor(prompts=True, secrets=call_secrets(calls, self._environment))
+        for name in self._waiting:
+            self._let_in(name)
+
+    async def run(self, work: StepWork, began: Callable[[], None]) -> str:
+        """Do a step, and return its output.
+
+        Args:
+            work: the step.
+            began: called when its turn has come.
+
+        Raises:
+            ChainFailed: it cannot be done, in as many attempts as are allowed.
+        """
+        spec = work.spec
+        try:
+            if spec.extract is not None:
+                began()
+                output = await self._pool.run(spec.extract, work.text)
+            else:
+                output = await self._call(spec.call or "", work, began)
+        except ChainFailed as error:  # a command may have printed what it was given
+            raise ChainFailed(self._redactor.text(error.message), hint=error.hint) from None
+        if len(output) > spec.max_chars:
+            raise ChainFailed(
+                f"its output has {len(output)} characters, and max_chars is {spec.max_chars}.",
+                hint="Raise max_chars of the step.",
+            )
+        return output
+
+    async def close(self) -> None:
+        """End the processes that wait for work; what runs is ended with the tasks that run it."""
+        await self._pool.close()
+
+    async def _call(self, name: str, work: StepWork, began: Callable[[], None]) -> str:
+        async with self._turn(name):
+            began()
+            attempt, pause_s = 1, _PAUSE_S
+            while True:
+                call = self._calls.get(name)
+                if call is None:
+                    raise ChainFailed(
+                        f'the daemon has no call "{name}" any more.', hint="Its configuration was changed."
+                    )
+                try:
+                    return await self._once(call, work)
+                except ChainFailed as error:
+                    if attempt >= call.attempts:
+                        tried = f" (attempt {attempt} of {call.attempts})" if call.attempts > 1 else ""
+                        raise ChainFailed(f'call "{name}"{tried}: {error.message}', hint=error.hint) from None
+                    _log.warning(
+                        "call_tried_again",
+                        chain=work.chain,
+                        agent=work.spec.name,
+                        call=name,
+                        attempt=attempt,
+                        error=self._redactor.text(str(error)),
+                    )
+                await asyncio.sleep(pause_s)
+                attempt, pause_s = attempt + 1, min(2 * pause_s, _MOST_PAUSE_S)
+
+    async def _once(self, call: CallConfig, work: StepWork) -> str:
+        most_bytes = _BYTES_A_CHARACTER * (work.spec.max_chars + 1)
+        # The same in every attempt, of every start of the daemon: so that the other side can know a repetition.
+        key = f"{work.chain}/{work.spec.name}"
+        if call.url is not None:
+            headers = {"Idempotency-Key": f'"{key}"'} | call.headers
+            return await post(call.url, headers, work.text, timeout_s=call.timeout_s, most_bytes=most_bytes)
+        return await run_command(
+            call.command or [],
+            environment_of(self._environment, {"PINGPONG_STEP": key} | call.environment),
+            work.text,
+            timeout_s=call.timeout_s,
+            most_bytes=most_bytes,
+            guard=self._guard,
+            prefix=self._prefix,
+        )
+
+    @asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        """One of the places that a call has, in the order of asking."""
+        line = self._waiting.setdefault(name, deque())
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.append(place)
+        self._let_in(name)
+        try:
+            await place
+        except BaseException:
+            if place.done() and not place.cancelled():  # it was let in, and cancelled in the same breath
+                self._leave(name)
+            else:
+                with suppress(ValueError):  # passed over meanwhile
+                    line.remove(place)
+            raise
+        try:
+            yield
+        finally:
+            self._leave(name)
+
+    def _let_in(self, name: str) -> None:
+        line, call = self._waiting[name], self._calls.get(name)
+        most = call.at_once if call is not None else len(line) + self._running.get(name, 0)  # each is told so
+        while line and self._running.get(name, 0) < most:
+            place = line.popleft()
+            if not place.done():
+                self._running[name] = self._running.get(name, 0) + 1
+                place.set_result(None)
+
+    def _leave(self, name: str) -> None:
+        self._running[name] -= 1
+        self._let_in(name)
