@@ -41,6 +41,10 @@ class Actor:
             self.mark = {"itl_ratio": rng.choice((1.05, 1.3, 2.0, 4.0))}
             if rng.random() < 0.2:
                 self.mark["itl_target_ms"] = rng.choice((5.0, 12.0, 30.0))
+        keep = random.Random(f"{name} {len(self.prompt)} {self.starts}")  # other draws stay as they are
+        self.keep: dict[str, Any] = {}
+        if keep.random() < 0.5:
+            self.keep["keep"] = [keep.randrange(1, len(self.prompt) + 1), keep.uniform(0.1, 20.0)]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name}: {len(self.got)} of {self.max_tokens}"
@@ -75,6 +79,9 @@ class Actor:
             raise Violation(f"{self.name} was answered {self.got}, not {expected} ({reason})")
         self.done = True
 
+    def _marked(self, mark: dict[str, Any] | None) -> dict[str, Any] | None:
+        return {**(mark or {}), **self.keep} or None
+
     def _words(self, count: int) -> list[int]:
         rng = self.world.rng
         text = rng.choice(_TEXTS)
@@ -101,7 +108,7 @@ class Plain(Actor):
         if self._submitted:
             return
         self._submitted = True
-        mark, salt = self.mark, None
+        mark, salt = self._marked(self.mark), None
         if self.grid:
             mark, salt = {**(mark or {}), "grid": self.grid}, f"grid{self.grid}"
         request = make_request(
@@ -146,7 +153,7 @@ class Session(Actor):
         self._turn += 1
         last = self._turn == len(self._ends) - 1
         self._pending = f"{self.name}#{self._turn}"
-        mark = dict(self.mark or {}) if last else {"append": True}
+        mark = self._marked(self.mark if last else {"append": True}) or {}
         if self.grid:
             mark["grid"] = self.grid
         request = make_request(
@@ -192,7 +199,7 @@ class Stream(Actor):
         if self.world.rng.random() < 0.5:
             return
         last = self._sent == len(self._chunks) - 1
-        mark = self.mark if last else {"append": True}
+        mark = self._marked(self.mark if last else {"append": True})
         chunk = make_request(
             self.name,
             self._chunks[self._sent],

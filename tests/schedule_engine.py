@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 import random
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from vllm import SamplingParams
@@ -24,6 +26,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 import tiny_model
 from kv_checking_runner import STOP_IDS
 from pingpong_worker.step_ledger import StepLedger
+from pingpong_worker.vllm_marks import KEEP_VARIABLE
 from pingpong_worker.vllm_scheduler import AsyncDecodeFirstScheduler, DecodeFirstScheduler
 
 BLOCK = 16
@@ -43,6 +46,8 @@ class Setup:
     graphs: tuple[int, ...]
     streaming: bool
     """Streaming-input sessions take part: their blocks are reserved then, as nothing can be taken from them."""
+    keep: float = 0.0
+    """The part of the blocks that beginnings of prompts may hold which are expected to come again."""
 
     @property
     def grids(self) -> tuple[int, ...]:
@@ -72,6 +77,7 @@ def setup_of(seed: int) -> Setup:
         blocks=4000 if plenty else LONGEST // BLOCK + rng.choice((2, 4, 60)),
         graphs=rng.choice(((), (1, 2, 4, 8, 16, 32, 64))),
         streaming=streaming,
+        keep=random.Random(f"keep {seed}").choice((0.0, 0.2, 0.5, 0.9)),
     )
 
 
@@ -109,12 +115,13 @@ def make_scheduler(setup: Setup, clock: Callable[[], float]) -> Any:
         num_blocks=setup.blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
     )
     kind = AsyncDecodeFirstScheduler if setup.asynchronous else DecodeFirstScheduler
-    scheduler: Any = kind(
-        vllm_config=config,
-        kv_cache_config=cache,
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK,
-    )
+    with mock.patch.dict(os.environ, {KEEP_VARIABLE: str(setup.keep)}):
+        scheduler: Any = kind(
+            vllm_config=config,
+            kv_cache_config=cache,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK,
+        )
     scheduler._clock = clock
     scheduler._ledger = StepLedger(setup.graphs, setup.budget, None)
     return scheduler

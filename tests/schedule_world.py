@@ -35,7 +35,7 @@ class World:
         self.steps = 0
         self.appends: dict[str, int] = {}
         """Appends that are not computed: the step in which they last got a token, or came."""
-        self.requests = self.preempted = 0
+        self.requests = self.preempted = self.kept = 0
         self._under_way: deque[tuple[Any, ModelRunnerOutput, float]] = deque()
         self._busy_until = 0.0
         self._waited: set[str] = set()
@@ -111,6 +111,7 @@ class World:
             self._check_starved(appends - queued if full else appends, set(scheduled))
         self._waited = waiting - set(scheduled)
         self._check_progress(output)
+        self.check_free()
         return output
 
     def _check_preempted(self, names: set[str]) -> None:
@@ -175,6 +176,23 @@ class World:
         self._idle = 0 if output.total_num_scheduled_tokens or not computable else self._idle + 1
         if self._idle > _IDLE_STEPS:
             raise Violation(f"nothing was computed for {self._idle} steps")
+
+    def check_free(self) -> None:
+        """That every free block stands in the queue, or aside because it is kept, and is counted."""
+        pool, kept = self.scheduler.kv_cache_manager.block_pool, self.scheduler._kept
+        free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+        if kept is not None:
+            aside = [block.block_id for block in kept._aside.get_all_free_blocks()]
+            self.kept = max(self.kept, len(aside))
+            free += aside
+            if len(aside) != len(kept):
+                raise Violation(f"{len(aside)} blocks stand aside, and {len(kept)} are known")
+            if len(kept.policy) > self.setup.keep * self.setup.blocks:
+                raise Violation(f"{len(kept.policy)} of {self.setup.blocks} blocks are kept")
+        unused = sorted(block.block_id for block in pool.blocks if block.ref_cnt == 0 and not block.is_null)
+        if sorted(free) != unused or len(unused) != pool.get_num_free_blocks():
+            count = pool.get_num_free_blocks()
+            raise Violation(f"{sorted(free)} are free, {count} by count, and {unused} are not used")
 
     def check_empty(self) -> None:
         """Raise Violation if anything is left."""

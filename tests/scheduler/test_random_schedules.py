@@ -29,6 +29,7 @@ def test_no_schedule_goes_wrong(schedules: Any) -> None:
     assert sum(setup.asynchronous for setup in setups) == SCHEDULES / 2
     assert sum(setup.streaming for setup in setups) > SCHEDULES / 5
     assert sum(world.preempted for world in worlds) > SCHEDULES / 10
+    assert sum(world.kept > 0 for world in worlds) > SCHEDULES / 10
 
 
 @pytest.mark.parametrize(

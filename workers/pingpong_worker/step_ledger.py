@@ -67,6 +67,10 @@ class StepLedger:
         self._state: SchedulerState | None = None
         """What the board shows."""
 
+    def prompt_seconds(self, rows: int, work: float) -> float:
+        """What a step of so many prompt tokens takes that has nothing beside it; infinite where nothing is known."""
+        return self._prices.price(rows, work, "prompts")
+
     def plan(self, step: PlannedStep) -> None:
         """A step was scheduled."""
         self._planned.append(step)

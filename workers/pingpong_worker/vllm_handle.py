@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from pingpong_bus.errors import EngineError, EngineLost
-from pingpong_bus.messages import DecodePace, EngineLimits, Sampling
+from pingpong_bus.messages import DecodePace, EngineLimits, KeptPrefix, Sampling
+from pingpong_worker.host_cache import offload_params
+from pingpong_worker.vllm_abilities import APPEND_WITHOUT_SAMPLING, PREFILL_PROGRESS
 from pingpong_worker.vllm_guards import check_length, check_not_empty, check_vocabulary, stop_ids
-from pingpong_worker.vllm_marks import APPEND, GRID, ITL_RATIO, ITL_TARGET_MS, KEY, SESSION
+from pingpong_worker.vllm_marks import APPEND, DRAFT_TOKENS, DRAFTS, GRID, ITL_RATIO, ITL_TARGET_MS, KEEP, KEY, SESSION
 
 _DIED_HINT = "The worker's log has the reason."
 
@@ -28,6 +30,14 @@ class Handling(msgspec.Struct, frozen=True, kw_only=True):
     """Its prompt is cut at multiples of this many tokens; None: anywhere."""
     session: str | None = None
     """The session, where each of its requests begins with the prompt of the one before."""
+    keep: KeptPrefix | None = None
+    """How much of its prompt's beginning is expected to come again."""
+    drafts: list[list[int]] | None = None
+    """What its tokens may be guessed from, beside its prompt; None: they are not."""
+    draft_tokens: int = 0
+    """The most that are guessed for a step."""
+    host_cache: bool = False
+    """Whether the engine has host memory for what it keeps: then that alone goes there."""
 
     @property
     def salt(self) -> str | None:
@@ -37,24 +47,30 @@ class Handling(msgspec.Struct, frozen=True, kw_only=True):
             return self.cache_salt
         return f"{self.cache_salt}/grid{self.grid}" if self.cache_salt else f"grid{self.grid}"
 
-    def marks(self, *, append: bool = False, decodes: bool = False) -> dict[str, dict[str, bool | int | float | str]]:
+    def marks(self, *, append: bool = False, decodes: bool = False) -> dict[str, dict[str, Any]]:
         """`SamplingParams.extra_args` of one of its requests; `vllm_marks.py` says what they mean.
 
         Args:
             append: it computes part of a prompt ahead of its answer.
             decodes: it answers.
         """
-        marks: dict[str, bool | int | float | str] = {}
+        marks: dict[str, Any] = {}
         if append:
             marks[APPEND] = True
         if self.grid is not None:
             marks[GRID] = self.grid
         if self.session is not None:
             marks[SESSION] = self.session
+        if self.keep is not None:
+            marks[KEEP] = [self.keep.tokens, self.keep.reuse]
         if decodes:
             marks[ITL_RATIO] = self.pace.itl_ratio
             if self.pace.itl_target_ms is not None:
                 marks[ITL_TARGET_MS] = self.pace.itl_target_ms
+            if self.drafts is not None:
+                marks[DRAFTS], marks[DRAFT_TOKENS] = self.drafts, self.draft_tokens
+        if self.host_cache:
+            return {KEY: marks, **offload_params(self.keep.tokens if self.keep is not None else 0)}
         return {KEY: marks}
 
 
@@ -83,9 +99,17 @@ class VllmHandle:
         if self.shutting_down:
             raise EngineLost("the engine was told to shut down.", hint=_DIED_HINT)
 
+    @property
+    def appends_sample(self) -> bool:
+        """Whether an append samples a token, which is thrown away: stock vLLM does nothing without."""
+        return APPEND_WITHOUT_SAMPLING not in self.limits.abilities
+
     def append_params(self, handling: Handling) -> Any:
-        """Greedy, one token, never a stop: the sample only says that the prefill is through."""
-        return self.make_params(max_tokens=1, temperature=0.0, extra_args=handling.marks(append=True))
+        """Greedy, one token if any, never a stop: it only says that the prefill is through."""
+        tokens = 1 if self.appends_sample else 0
+        return self.make_params(
+            max_tokens=tokens, temperature=0.0, extra_args=handling.marks(append=True), **self._progress()
+        )
 
     def answer_params(self, handling: Handling, sampling: Sampling) -> Any:
         """Of the request that decodes. Stop strings are the worker's business: it looks for them outside."""
@@ -96,7 +120,12 @@ class VllmHandle:
             seed=sampling.seed,
             stop_token_ids=stop_ids(sampling, self.end_ids),
             extra_args=handling.marks(decodes=True),
+            **self._progress(),
         )
+
+    def _progress(self) -> dict[str, bool]:
+        """Asks for word of each step that computes a part of a prompt, where there is such a thing."""
+        return {"prefill_progress": True} if PREFILL_PROGRESS in self.limits.abilities else {}
 
     def score_params(self, handling: Handling, tokens: Sequence[int]) -> Any:
         """Of a request for the log probabilities of `tokens`, each at most once, behind its prompt."""
@@ -115,7 +144,12 @@ class VllmHandle:
         check_length(prompt_tokens, output_tokens, self.limits.max_model_len)
 
     async def generate(
-        self, prompt: Any, params: Any, request_id: str, aborted: Callable[[], bool] = lambda: False
+        self,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        aborted: Callable[[], bool] = lambda: False,
+        on_computed: Callable[[int], object] = lambda _: None,
     ) -> AsyncGenerator[Any, None]:
         """`AsyncLLM.generate` with our errors; closing it aborts the request.
 
@@ -124,7 +158,10 @@ class VllmHandle:
             params: of the request.
             request_id: unique among those that run.
             aborted: whether we have aborted it by `abort`: the engine then says that it has ended it.
+            on_computed: is told how many tokens of the prompt are computed, whenever there are more; only an engine
+                that reports progress says so.
         """
+        computed = 0
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id)) as outputs:
                 async for output in outputs:
@@ -133,6 +170,11 @@ class VllmHandle:
                             raise EngineError("the session was aborted.")
                         self.shutting_down = True
                         self.check()
+                    if (known := getattr(output, "num_computed_tokens", None) or 0) > computed:
+                        computed = known
+                        on_computed(known)
+                        if not output.outputs[0].token_ids and output.outputs[0].finish_reason is None:
+                            continue  # word of progress, and nothing else
                     yield output
         except self.refusals as error:
             raise self.error(error) from error

@@ -8,6 +8,8 @@ from pingpong_bus.messages import EngineLimits, SessionKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.device_kind import device_kind
 from pingpong_worker.pinning import on_cpu
+from pingpong_worker.vllm_guessing import METHOD, guesses
+from pingpong_worker.vllm_guessing import refusal as guess_refusal
 from pingpong_worker.vllm_settings import is_decode_first
 from pingpong_worker.vllm_versions import Version
 
@@ -50,8 +52,21 @@ def engine_limits(
         grid_refusal=refusal,
         batch_invariant=config.batch_invariant,
         decode_first=is_decode_first(config),
+        host_cache_bytes=int(config.host_cache_gib * 2**30),
+        keep_tokens=kept_tokens(vllm_config, config),
+        speculation=METHOD if guesses(config, version) else "",
+        speculation_refusal=guess_refusal(config, version),
         overlap=is_decode_first(config) or vllm_config.scheduler_config.long_prefill_token_threshold > 0,
     )
+
+
+def kept_tokens(vllm_config: Any, config: WorkerConfig) -> int:
+    """The most tokens of static beginnings that the engine keeps from eviction; 0 where it keeps none."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    windowed = bool(model.get_sliding_window()) and not model.disable_sliding_window
+    if not is_decode_first(config) or not cache.enable_prefix_caching or model.is_hybrid or windowed:
+        return 0
+    return int(config.keep_prefixes * (cache.num_gpu_blocks or 0)) * int(cache.block_size)
 
 
 def grid_refusal(vllm_config: Any, config: WorkerConfig, cell: int) -> str:
@@ -99,7 +114,7 @@ def _feature_refusal(vllm_config: Any) -> str:
     if not vllm_config.cache_config.enable_prefix_caching:
         return "prefix caching is switched off, and sessions keep what they have computed there."
     if vllm_config.kv_transfer_config is not None:
-        return "a KV connector is configured, which finds computed tokens off the grid."
+        return "a KV connector is configured (prefixes.host_gib has one), which finds computed tokens off the grid."
     if vllm_config.speculative_config is not None:
         return "speculative decoding is configured: how many tokens a step computes hangs on what was guessed."
     if not scheduler.enable_chunked_prefill:

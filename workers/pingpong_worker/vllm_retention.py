@@ -145,14 +145,17 @@ class KeptBlocks:
         if blocks > queue.num_free_blocks:
             return  # the pool refuses it
         block = queue.fake_free_list_head.next_free_block
-        while missing and block is not queue.fake_free_list_tail:
+        while missing > 0 and block is not queue.fake_free_list_tail:
             following = block.next_free_block
             if self._is_kept(block):
-                self._put_aside(block)
+                missing -= self._put_aside(block)
             else:
                 missing -= 1
             block = following
-        if missing:
+        if missing > 0:
+            stale = [key for key, block in self._by_hash.items() if block.block_hash != key]  # vLLM has forgotten it
+            missing -= sum(map(self._let_go, stale))
+        if missing > 0:
             # More than are missing, so that it is not to be done again for the next block that a decode fills.
             given = self._policy.least(self._by_hash, max(missing, len(self._by_hash) // _AT_ONCE))
             self._policy.give_up(given)
@@ -166,20 +169,24 @@ class KeptBlocks:
         # Of several blocks that hold the same vLLM finds one, and the others are of no use.
         return self._pool.cached_block_hash_to_block.get_one_block(key) is block
 
-    def _put_aside(self, block: Any) -> None:
+    def _put_aside(self, block: Any) -> bool:
+        """Let a block step out of the queue; whether one came back in its place, which vLLM has forgotten."""
         key = block.block_hash
-        self._let_go(key)
+        back = self._let_go(key)
         self._remove(block)
         self._aside.append(block)
         self._queue.num_free_blocks += 1
         self._by_hash[key] = block
+        return back
 
-    def _let_go(self, key: bytes) -> None:
-        """Put a block back to the queue's front, if it stands aside."""
+    def _let_go(self, key: bytes) -> bool:
+        """Put a block back to the queue's front; False where none of this hash stands aside."""
         block = self._by_hash.pop(key, None)
-        if block is not None and block.ref_cnt == 0:
-            self._remove(block)
-            self._queue.prepend_n([block])
+        if block is None or block.ref_cnt > 0:
+            return False
+        self._remove(block)
+        self._queue.prepend_n([block])
+        return True
 
     def _removed(self, block: Any) -> None:
         """A free block is taken into use: it was found in the cache."""
