@@ -28,6 +28,7 @@ from vllm.v1.sample import sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from pingpong_worker.start_progress import START_PROGRESS
+from pingpong_worker.vllm_draft_runner import check_guesses, guessed_tokens
 from pingpong_worker.vllm_start_progress import tell_stages
 
 _COUNT_RANKS = "batched_count_greater_than"
@@ -39,6 +40,11 @@ class SeededCPUWorker(CPUWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         count_ranks_uncompiled(sampler)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model, and prepare its runner for guesses, where there are to be any."""
+        super().load_model(*args, **kwargs)
+        check_guesses(self.model_runner, guessed_tokens())
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample the step that `execute_model` has computed."""
@@ -62,6 +68,8 @@ def count_ranks_uncompiled(module: ModuleType) -> None:
 def unfinished_prompts_unseeded(runner: Any) -> Iterator[None]:
     """Take the generators of rows whose sample will be thrown away out of the batch, and put them back after."""
     mask = getattr(runner, "discard_request_mask", None)
+    if getattr(runner, "splits_seeded_prompts", False):  # it does the same itself: see `vllm_abilities.py`
+        mask = None
     if mask is None:  # The V2 runner derives its noise from seed and position: nothing is drawn in vain.
         yield
         return

@@ -23,9 +23,12 @@ from pingpong_worker.engine import Session
 from pingpong_worker.model_store import resolve_model
 from pingpong_worker.price_file import save_prices
 from pingpong_worker.step_board import StepBoard
+from pingpong_worker.vllm_abilities import IDLE_SESSIONS_GIVE_WAY, installed_abilities
 from pingpong_worker.vllm_guards import Reservations, session_kind
+from pingpong_worker.vllm_guessing import guessed_for, guesses, known_runs
 from pingpong_worker.vllm_handle import Handling, VllmHandle
 from pingpong_worker.vllm_limits import engine_limits, grid_refusal
+from pingpong_worker.vllm_marks import GUESS_VARIABLE
 from pingpong_worker.vllm_plugin import WORKER_PID
 from pingpong_worker.vllm_scoring import score_next
 from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession
@@ -54,6 +57,7 @@ class VllmEngine:
         self._tokenizer: TokenizerSource | None = None
         self._board: StepBoard | None = None
         self._kind: EngineKind | None = None
+        self._guess_tokens = 0
 
     @property
     def limits(self) -> EngineLimits:
@@ -74,7 +78,10 @@ class VllmEngine:
             raise RuntimeError("start a vLLM engine from the main thread: its processes end with the thread")
         version = installed_version()
         model = str(await asyncio.to_thread(resolve_model, self._config.model))
-        for name, value in (engine_environment(self._config, os.environ) | {WORKER_PID: str(os.getpid())}).items():
+        environment = engine_environment(self._config, os.environ)
+        self._guess_tokens = guesses(self._config, version)
+        environment |= {WORKER_PID: str(os.getpid()), GUESS_VARIABLE: str(self._guess_tokens)}
+        for name, value in environment.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -93,12 +100,14 @@ class VllmEngine:
         end_ids, has_tokenizer = end_ids_of(vllm_config.model_config, source)
         self._tokenizer = source if has_tokenizer else None
         limits = engine_limits(vllm_config, self._config, model, version, has_tokenizer=has_tokenizer)
+        limits = msgspec.structs.replace(limits, abilities=installed_abilities())
         self._handle = _handle(self._llm, limits, end_ids)
         self._reservations = Reservations(
             kv_tokens=limits.kv_tokens,
             max_model_len=limits.max_model_len,
             block_size=limits.block_size,
             max_num_seqs=limits.max_num_seqs,
+            give_way=IDLE_SESSIONS_GIVE_WAY in limits.abilities,
         )
         self._on_progress(Progress(stage="warming up"))
         await warm_up(self)
@@ -112,10 +121,11 @@ class VllmEngine:
         kind: SessionKind | None = None,
         pace: DecodePace | None = None,
         grid: int | None = None,
-        drafts: Sequence[Sequence[int]] | None = None,  # noqa: ARG002
-        keep: KeptPrefix | None = None,  # noqa: ARG002
+        drafts: Sequence[Sequence[int]] | None = None,
+        keep: KeptPrefix | None = None,
     ) -> Session:
-        """See `Engine.open`. Streaming input needs greedy sampling, no grid, and room to reserve the longest request.
+        """See `Engine.open`. Streaming input needs greedy sampling or appends without samples, no grid, no guesses, no
+        host memory for prefixes, and room to reserve the longest request.
 
         Raises:
             EngineLost: the engine is not running.
@@ -124,10 +134,23 @@ class VllmEngine:
         handle, reservations = self._running(), self._reservations
         self._check_grid(grid)
         assert reservations is not None  # noqa: S101  made together with the handle
-        kind = session_kind(kind or self._config.session, sampling, grid)
+        guessed = drafts is not None and self._guess_tokens > 0 and guessed_for(sampling, grid)
+        kind = session_kind(
+            kind or self._config.session,
+            sampling,
+            grid,
+            guessed=guessed,
+            appends_sample=handle.appends_sample,
+        )
         close = functools.partial(reservations.give_back, session_id)
-        handling = Handling(cache_salt=cache_salt, pace=pace or DecodePace(), grid=grid)
-        if kind == "streaming-input" and reservations.take(session_id):
+        host_cache = self._config.host_cache_gib > 0
+        handling = Handling(
+            cache_salt=cache_salt, pace=pace or DecodePace(), grid=grid, keep=keep, host_cache=host_cache
+        )
+        if guessed:
+            runs = known_runs(drafts or (), handle.limits.vocabulary_size)
+            handling = msgspec.structs.replace(handling, drafts=runs, draft_tokens=self._guess_tokens)
+        if kind == "streaming-input" and not host_cache and reservations.take(session_id):
             return StreamingInputSession(handle, session_id, handling, close)
         reservations.add_beside(session_id)
         return PrefixCacheSession(handle, session_id, msgspec.structs.replace(handling, session=session_id), close)

@@ -58,12 +58,21 @@ def check_length(prompt_tokens: int, output_tokens: int, max_model_len: int) -> 
         )
 
 
-def session_kind(wanted: SessionKind, sampling: Sampling, grid: int | None = None) -> SessionKind:
-    """The kind of session that can carry `sampling`: streaming input only for greedy decoding, and without a grid.
+def session_kind(
+    wanted: SessionKind,
+    sampling: Sampling,
+    grid: int | None = None,
+    *,
+    guessed: bool = False,
+    appends_sample: bool = True,
+) -> SessionKind:
+    """The kind of session that can carry `sampling`: streaming input only without a grid, where no tokens are guessed,
+    which was never tried with it, and for greedy decoding, unless appends sample nothing.
 
     A resumable request keeps what it has computed wherever a chunk ended, and that is off the grid.
     """
-    return wanted if sampling.temperature == 0 and grid is None else "prefix-cache"
+    fits = grid is None and not guessed and (sampling.temperature == 0 or not appends_sample)
+    return wanted if fits else "prefix-cache"
 
 
 def stop_ids(sampling: Sampling, end_ids: Iterable[int]) -> list[int]:
@@ -83,11 +92,15 @@ class Reservations:
         max_model_len: tokens of the longest request.
         block_size: tokens of a KV block; requests take whole blocks.
         max_num_seqs: requests that the engine runs at once.
+        give_way: whether idle sessions give their memory to whoever needs it (`vllm_abilities.py`): then only seats
+            are counted, which they do not give.
     """
 
-    def __init__(self, *, kv_tokens: int, max_model_len: int, block_size: int, max_num_seqs: int) -> None:
+    def __init__(
+        self, *, kv_tokens: int, max_model_len: int, block_size: int, max_num_seqs: int, give_way: bool = False
+    ) -> None:
         longest = -(-max_model_len // block_size) * block_size
-        self._fitting = kv_tokens // longest
+        self._fitting = kv_tokens // longest if not give_way else 2 * max_num_seqs
         """Requests of full length that fit in the cache."""
         self._max_num_seqs = max_num_seqs
         self._holders: set[str] = set()

@@ -32,7 +32,9 @@ from pingpong_worker.step_board import BoardWriter
 from pingpong_worker.step_ledger import PlannedStep, StepLedger
 from pingpong_worker.step_prices import StepKind, attention_work
 from pingpong_worker.vllm_grid import cell_tokens, grid_of, hold_cache_to_grid
+from pingpong_worker.vllm_guesses import Guesses
 from pingpong_worker.vllm_marks import is_append
+from pingpong_worker.vllm_retention import hold_prefixes, share_from_environment
 from pingpong_worker.vllm_step import QUEUES, StepContent, look, prefills, urgency
 
 _log = logging.getLogger("pingpong_worker")
@@ -77,6 +79,10 @@ class DecodeFirstSteps:
             scheduler.max_num_scheduled_tokens,
             BoardWriter.open_from_environment(),
         )
+        self._kept = hold_prefixes(
+            scheduler.kv_cache_manager, share_from_environment(), self._longest_chunk, self._ledger.prompt_seconds
+        )
+        self._guesses = Guesses(ahead=isinstance(self, AsyncScheduler), on_cores=on_cores(scheduler.vllm_config))
         self._budget = 0
         """Append tokens left in the step that is being scheduled."""
         self._favoured: Any = None
@@ -92,6 +98,8 @@ class DecodeFirstSteps:
         """See `Scheduler.schedule`."""
         scheduler: Any = self
         begun = self._clock()
+        if self._guesses.prepare(scheduler.running, scheduler.requests):
+            return self._empty_step(*args, **kwargs)
         queues = [getattr(scheduler, name) for name in QUEUES if hasattr(scheduler, name)]
         content = look(scheduler.running, queues)
         waiting = [one for one in content.waiting_prompts if one.request_id not in self._kept_out]
@@ -109,6 +117,7 @@ class DecodeFirstSteps:
             for queue, request in aside:
                 queue.add_request(request)
         self._note(content, waiting, output)
+        self._guesses.scheduled(output)
         if output.total_num_scheduled_tokens > 0:
             self._ledger.plan(self._planned(content, output, begun, view, grant))
         return output
@@ -118,9 +127,22 @@ class DecodeFirstSteps:
         scheduler: Any = self
         ended = self._clock()
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        self._guesses.ended(scheduler_output, outputs, ended)
         # Now, for what has ended has let go of its blocks. A version without this figure need not be refused for it.
         self._ledger.end(scheduler_output, ended, getattr(scheduler.kv_cache_manager, "usage", 0.0))
         return outputs
+
+    def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's statistics count by a configured number of guesses, and there is none: the requests' own say it."""
+
+    def _empty_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A step of nothing, after which the engine waits for a result."""
+        scheduler: Any = self
+        limit, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, 0
+        try:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            scheduler.max_num_scheduled_tokens = limit
 
     def _mamba_block_aligned_split(
         self,
@@ -234,6 +256,11 @@ def graph_sizes(vllm_config: Any) -> list[int]:
     if mode is None or mode.mixed_mode().name == "NONE":
         return []
     return sorted(compilation.cudagraph_capture_sizes or ())
+
+
+def on_cores(vllm_config: Any) -> bool:
+    """Whether the engine computes on CPU cores."""
+    return str(vllm_config.device_config.device_type) == "cpu"
 
 
 class SessionScheduler(SessionFixes, Scheduler):  # type: ignore[misc]

@@ -33,6 +33,8 @@ _REQUEST_NAMES = (
     "status",
     "streaming_queue",
 )
+_REPLACED = frozenset({"schedule", "update_from_output", "make_spec_decoding_stats", _HOOK})
+"""Methods of vLLM's that ours are meant to replace."""
 _LOOPS = 2
 """In `schedule()`: over running requests, and over waiting ones."""
 
@@ -55,6 +57,35 @@ def check_scheduler() -> None:
             field="decode_first",
             hint="Set `[decode_first] enabled = false`, or install a version of vLLM that is known to work.",
         )
+
+
+def check_guesses_known(*, on_cpu: bool) -> None:
+    """See that the installed vLLM checks guessed tokens in the way that `vllm_draft_runner.py` knows.
+
+    Raises:
+        ConfigError: it does not; the first thing is named.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from pingpong_worker import vllm_draft_runner
+
+    if (fault := next(vllm_draft_runner.faults(_model_runner(on_cpu=on_cpu), Scheduler), None)) is not None:
+        raise ConfigError(
+            f"the installed vLLM cannot be given guessed tokens: {fault}.",
+            field="speculation",
+            hint="Set `[speculation] enabled = false`, or install a version of vLLM that is known to work.",
+        )
+
+
+def _model_runner(*, on_cpu: bool) -> type:
+    """The class whose steps are to hold guesses; on GPUs the V2 one, since V1 is looked up by what it has in common."""
+    if on_cpu:
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        return CPUModelRunner  # type: ignore[no-any-return]
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    return GPUModelRunner  # type: ignore[no-any-return]
 
 
 def installed_parts() -> SimpleNamespace:
@@ -163,7 +194,7 @@ def _cache_faults(parts: Any) -> Iterator[str]:
 def _shared_names(parts: Any, ours: ModuleType) -> Iterator[str]:
     """Names that both use by chance; our methods that are meant to replace vLLM's are known."""
     mixin = ours.DecodeFirstSteps
-    mine = {name for name in vars(mixin) if not name.startswith("__")} - {"schedule", "update_from_output", _HOOK}
+    mine = {name for name in vars(mixin) if not name.startswith("__")} - _REPLACED
     mine |= _names(mixin) - {_FLAG}
     theirs = set(dir(parts.async_scheduler)) | _names(parts.scheduler) | _names(parts.async_scheduler)
     for name in sorted(mine & theirs):

@@ -22,6 +22,7 @@ from typing import Any
 from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import Sampling, SessionKind
 from pingpong_worker.engine import OutputTokens
+from pingpong_worker.vllm_guessing import counts_of
 from pingpong_worker.vllm_handle import Handling, VllmHandle
 
 _log = logging.getLogger("pingpong_worker")
@@ -44,6 +45,8 @@ class PrefixCacheSession:
         self._prompt: list[int] = []
         self._requests = 0
         self._aborted = False
+        self.on_computed: Callable[[int], object] = lambda _: None
+        """See `TellsProgress`."""
 
     async def append(self, ids: Sequence[int]) -> int | None:
         """See `Session.append`."""
@@ -81,14 +84,17 @@ class PrefixCacheSession:
     def _submit(self, params: Any) -> AsyncGenerator[Any, None]:
         self._requests += 1
         prompt = self._handle.make_prompt(self._prompt, self._handling.salt)
-        return self._handle.generate(prompt, params, self._request_id(), lambda: self._aborted)
+        return self._handle.generate(prompt, params, self._request_id(), lambda: self._aborted, self._note_computed)
+
+    def _note_computed(self, tokens: int) -> None:
+        self.on_computed(tokens)
 
     def _request_id(self) -> str:
         return f"{self._id}#{self._requests}"
 
 
 class StreamingInputSession:
-    """Feeds one resumable request; greedy sampling only.
+    """Feeds one resumable request; greedy sampling only, where appends sample.
 
     Args:
         on_close: called when the session holds nothing in the engine any more, once or more often.
@@ -104,11 +110,14 @@ class StreamingInputSession:
         self._sent = 0
         self._chunks = 0
         self._samples = 0
-        """Sampled tokens received; sample n acknowledges chunk n. Outputs may be merged, so tokens are counted."""
+        """Sampled tokens received; sample n acknowledges chunk n. Outputs may be merged, so tokens are counted. Where
+        appends sample nothing, their ends."""
         self._cached: int | None = None
         self._input: asyncio.Queue[tuple[Any, bool]] = asyncio.Queue()
         self._output: asyncio.Queue[Any] = asyncio.Queue()
         self._pump: asyncio.Task[None] | None = None
+        self.on_computed: Callable[[int], object] = lambda _: None
+        """See `TellsProgress`."""
 
     async def append(self, ids: Sequence[int]) -> int | None:
         """See `Session.append`."""
@@ -116,7 +125,7 @@ class StreamingInputSession:
         first = self._chunks == 0
         self._feed(ids, self._handle.append_params(self._handling), last=False)
         while self._samples < self._chunks:
-            self._samples += len((await self._receive()).outputs[0].token_ids)
+            self._samples += self._acknowledged((await self._receive()).outputs[0])
         return len(ids) - (self._cached or 0) if first else len(ids)
 
     async def finalize(self, ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[OutputTokens, None]:
@@ -156,9 +165,18 @@ class StreamingInputSession:
 
     async def _run(self) -> None:
         params = self._handle.append_params(self._handling)
-        async with aclosing(self._handle.generate(self._chunks_to_send(), params, self._id)) as outputs:
+        stream = self._handle.generate(
+            self._chunks_to_send(), params, self._id, on_computed=lambda tokens: self.on_computed(tokens)
+        )
+        async with aclosing(stream) as outputs:
             async for output in outputs:
                 self._output.put_nowait(output)
+
+    def _acknowledged(self, completion: Any) -> int:
+        """How many chunks an output tells the end of, while none decodes."""
+        if self._handle.appends_sample:
+            return len(completion.token_ids)
+        return int(completion.finish_reason is not None)
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
         """Tell whoever still waits for outputs that none will come, however the request ended."""
@@ -180,14 +198,22 @@ class StreamingInputSession:
         return output
 
     async def _last_chunk(self) -> AsyncGenerator[Any, None]:
-        """Outputs of the last chunk, without what is left of the appends' samples."""
+        """Outputs of the last chunk, without what is left of the appends' samples or ends."""
         while True:
             output = await self._receive()
             completion = output.outputs[0]
-            surplus = min(len(completion.token_ids), max(0, self._chunks - 1 - self._samples))
-            self._samples += len(completion.token_ids)
-            if self._samples < self._chunks:
-                continue  # the end of an append that had been cancelled
+            tokens = len(completion.token_ids)
+            surplus = 0
+            if self._handle.appends_sample:
+                surplus = min(tokens, max(0, self._chunks - 1 - self._samples))
+                self._samples += tokens
+                if self._samples < self._chunks:
+                    continue  # the end of an append that had been cancelled
+            elif tokens == 0 and self._samples < self._chunks - 1:
+                self._samples += 1
+                continue  # the same
+            else:
+                self._samples = self._chunks  # that end may have come together with the answer's beginning
             completion.token_ids = list(completion.token_ids)[surplus:]
             output.num_cached_tokens = self._cached
             yield output
@@ -218,5 +244,6 @@ async def answer(outputs: AsyncIterator[Any]) -> AsyncGenerator[OutputTokens, No
         if reason == "stop" and ids and ids[-1] == completion.stop_reason:
             stop = ids.pop()
         if ids or reason is not None:
-            yield OutputTokens(ids, reason, stop, output.num_cached_tokens if first else None)
+            drafts = None if reason is None else counts_of(output)
+            yield OutputTokens(ids, reason, stop, output.num_cached_tokens if first else None, drafts)
             first = False

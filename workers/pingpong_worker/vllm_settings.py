@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from shutil import disk_usage
 from typing import Any
+
+import psutil
 
 from pingpong_bus.errors import ConfigError
 from pingpong_worker.config import WorkerConfig
+from pingpong_worker.host_cache import offload_arguments
 from pingpong_worker.pinning import cuda_uuids, gpu_environment, on_cpu
+from pingpong_worker.shared_memory_names import FOLDER as SHM
+from pingpong_worker.vllm_guessing import guesses
+from pingpong_worker.vllm_marks import KEEP_VARIABLE
 from pingpong_worker.vllm_versions import Version, scheduler_class
 
 CPU_WORKER = "pingpong_worker.vllm_cpu_worker.SeededCPUWorker"
+GUESSING_GPU_WORKER = "pingpong_worker.vllm_gpu_worker.GuessingGPUWorker"
 CPU_BLOCK_SIZE = 32
 """Tokens a block: the CPU kernels want a multiple of 32, and small blocks lose least at the end of an append."""
 CPU_KV_GIB = 1
@@ -50,6 +58,7 @@ def engine_environment(config: WorkerConfig, present: Mapping[str, str]) -> dict
     forced |= gpu_environment(config.devices, cuda_uuids)
     # Also "0": what a worker says of its engine has to be true, and the variable might be inherited.
     forced[BATCH_INVARIANT] = "1" if config.batch_invariant else "0"
+    forced[KEEP_VARIABLE] = str(config.keep_prefixes)
     if on_cpu(config.devices):
         forced["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(device.removeprefix("cpu:") for device in config.devices)
         # Weights on huge pages: SmolLM2-135M in float32 prefills 17 % faster on them and decodes 5 % faster, and two
@@ -99,6 +108,9 @@ def engine_arguments(config: WorkerConfig, model: str, version: Version) -> dict
     else:
         ours["tensor_parallel_size"] = len(config.devices)
         ours["compilation_config"] = _compilation(given.get("compilation_config", {}))
+        if guesses(config, version):
+            ours["worker_cls"] = GUESSING_GPU_WORKER
+    ours |= offload_arguments(config, lambda: psutil.virtual_memory().available, lambda: disk_usage(SHM).free)
     asynchronous = not cpu and given.get("async_scheduling") is not False
     scheduler = scheduler_class(version, asynchronous=asynchronous, decode_first=config.decode_first)
     if scheduler is not None:

@@ -13,11 +13,14 @@ from pingpong_bus.errors import ConfigError, EngineError, PingpongError
 from pingpong_bus.messages import Progress
 from pingpong_worker.cache_files import EngineKind
 from pingpong_worker.config import WorkerConfig
+from pingpong_worker.pinning import on_cpu
 from pingpong_worker.price_file import load_prices
 from pingpong_worker.start_progress import START_PROGRESS, StartProgress
 from pingpong_worker.step_board import STEP_BOARD, StepBoard
+from pingpong_worker.vllm_marks import GUESS_VARIABLE
 from pingpong_worker.vllm_plugin import FAILURE_FILE
-from pingpong_worker.vllm_scheduler_checks import check_scheduler
+from pingpong_worker.vllm_retention_checks import check_retention
+from pingpong_worker.vllm_scheduler_checks import check_guesses_known, check_scheduler
 from pingpong_worker.vllm_settings import check_argument_names, is_decode_first
 
 _REASON_CHARS = 300
@@ -63,6 +66,10 @@ def load(
     check_argument_names(config.engine_args, [field.name for field in dataclasses.fields(AsyncEngineArgs)])
     if is_decode_first(config):
         check_scheduler()
+    if os.environ.get(GUESS_VARIABLE, "0") != "0":
+        check_guesses_known(on_cpu=on_cpu(config.devices))
+        if config.keep_prefixes:
+            check_retention()
     with tempfile.TemporaryDirectory(prefix="pingpong-start-") as folder:
         failure, board_path = Path(folder) / "failure", Path(folder) / "board"
         board = StepBoard(board_path)

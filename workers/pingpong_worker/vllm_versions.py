@@ -4,6 +4,7 @@
 - Requests wait in `waiting` and `skipped_waiting`, later in `waiting` and `kv_holding_waiting`: `vllm_step.py`.
 - Looking a prompt up in the prefix cache gives two values, later three: `vllm_grid.py`.
 - Where `vllm.inputs.tokens_input` is missing, prompts are `TokensPrompt`; where it is there, raw ones are deprecated.
+- Whether a step may hold guesses is asked of the step, later of the engine's configuration: `vllm_draft_runner.py`.
 - `vllm.exceptions` holds the base of what is raised, where it exists; older versions raise ValueError.
 
 The first version known to be sound is named, not the one that brought the mend: mending a sound scheduler is harmless.
@@ -24,6 +25,8 @@ NEWEST = (0, 33)
 """The newest minor version read or tried."""
 SESSIONS_SOUND = (0, 32, 0)
 """From here on the scheduler's streaming-input sessions need no mending."""
+GUESSES_UNTRIED_ON_GPUS = (0, 25)
+"""From here on `vllm_draft_runner.py` was tried on CPUs only."""
 
 Version = tuple[int, ...]
 
