@@ -33,6 +33,7 @@ from pingpong_bus.messages import (
     Submit,
     SubmitOptions,
     SupervisorMessage,
+    TokenizerSource,
     WorkerMessage,
 )
 from pingpong_bus.slab import LogState, Slab
@@ -93,6 +94,10 @@ class FakeWorker:
         self.running: dict[str, FakeHop] = {}
         self.reports: deque[WorkerMessage] = deque()
 
+    @property
+    def model(self) -> str:
+        return self.group.model or ""
+
     def view(self, *, held: bool = True) -> GroupView:
         digests = self.memory.held if held else frozenset()
         late, health = self.health.state != "healthy", self.health
@@ -101,6 +106,7 @@ class FakeWorker:
             degraded=late,
             slowdown=health.slowdown,
             cause=health.cause,
+            model=self.model,
         )
 
 
@@ -128,16 +134,26 @@ class FakeFleet:
     def views(self) -> list[GroupView]:
         return [worker.view() for worker in self.ready]
 
-    async def prepare(self, chain: Chain, inputs: dict[str, str]) -> list[PreparedAgent]:
-        if not self.ready:
+    async def prepare(
+        self,
+        chain: Chain,
+        inputs: dict[str, str],
+        model: str = "",
+        agents: Sequence[int] | None = None,
+        as_text: Sequence[int] = (),
+    ) -> list[PreparedAgent]:
+        if not any(worker.model == model for worker in self.ready):
             raise Overloaded("no engine serves now.")
         positions = {agent.name: at for at, agent in enumerate(chain.agents)}
         prepared = []
-        for agent in chain.agents:
-            text = agent.prompt or ""
+        for at in range(len(chain.agents)) if agents is None else agents:
+            text = chain.agents[at].prompt or ""
             reads = [OutputOf(agent=at) for name, at in positions.items() if f"{{{{{name}}}}}" in text]
             prepared.append(PreparedAgent(segments=[Literals(ids=[1, 2, 3]), *reads]))
         return prepared
+
+    def tokenizer_source(self, model: str) -> TokenizerSource:
+        return TokenizerSource(model=model)
 
     async def calibrate(self, worker: FakeWorker) -> None:
         self.calibrated.append(worker.name)

@@ -111,7 +111,9 @@ class FakeChains:
     async def reset_caches(self) -> None:
         self.calls.append("reset_caches")
 
-    async def score(self, ids: Sequence[int], tokens: Sequence[int], grid: int | None) -> list[float | None]:
+    async def score(
+        self, ids: Sequence[int], tokens: Sequence[int], grid: int | None, model: str = ""
+    ) -> list[float | None]:
         self.calls.append(f"score {list(ids)} {list(tokens)} {grid}")
         await self.tokenizing.wait()
         return [None if token > len(ids) else -1.0 for token in tokens]

@@ -80,7 +80,7 @@ class FleetHost:
         self.slab = Slab.create(config.slots, config.log_capacity)
         self.context = zmq.asyncio.Context()
         self.notes = Notes()
-        self.fleet = Fleet(config, "", self.runtime, self.slab, self.context, self.notes)
+        self.fleet = Fleet(config, {"": ""}, self.runtime, self.slab, self.context, self.notes)
         self.seen: set[psutil.Process] = set()
         self._hops = 0
 

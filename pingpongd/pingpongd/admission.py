@@ -9,6 +9,7 @@ import msgspec
 from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.errors import ChainError, Overloaded
 from pingpong_bus.messages import EngineLimits, Literals, PreparedAgent
+from pingpongd.ledger import read_tokens
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -19,13 +20,15 @@ class Room(msgspec.Struct, frozen=True):
     max_queued: int
 
 
-def check_fits(chain: Chain, prepared: Sequence[PreparedAgent], limits: Sequence[EngineLimits], room: Room) -> None:
+def check_fits(
+    chain: Chain, prepared: Sequence[PreparedAgent], limits: Sequence[Sequence[EngineLimits]], room: Room
+) -> None:
     """Refuse a chain that can never run, with the numbers.
 
     Args:
         chain: the chain.
         prepared: its tokenized prompts, per agent.
-        limits: of the engines it may be placed on; the tightest counts.
+        limits: per agent, of the engines it may be placed on; the tightest counts. Of a step, none.
         room: of the daemon.
 
     Raises:
@@ -38,14 +41,17 @@ def check_fits(chain: Chain, prepared: Sequence[PreparedAgent], limits: Sequence
             hint="Split the chain, or raise `slots` in the configuration.",
         )
     for index, (agent, prompt) in enumerate(zip(chain.agents, prepared, strict=True)):
-        if agent.max_tokens > room.slot_tokens:
+        if agent.most > room.slot_tokens:
+            field = "max_chars" if agent.is_step else "max_tokens"
             raise ChainError(
-                f"max_tokens is {agent.max_tokens} and a token log holds {room.slot_tokens}.",
-                field=f"agents[{index}].max_tokens",
-                hint="Ask for fewer tokens, or raise `slot_tokens` in the configuration.",
+                f"{field} is {agent.most} and a token log holds {room.slot_tokens}.",
+                field=f"agents[{index}].{field}",
+                hint=f"Lower {field}, or raise `slot_tokens` in the configuration.",
             )
+        if agent.is_step:
+            continue
         literal, upstream = prompt_bounds(chain, prompt)
-        for limit in limits:
+        for limit in limits[index]:
             _check_engine(index, agent, literal, upstream, limit)
 
 
@@ -89,7 +95,7 @@ def prompt_bounds(chain: Chain, prompt: PreparedAgent) -> tuple[int, int]:
         if isinstance(segment, Literals):
             literal += len(segment.ids)
         else:
-            upstream += chain.agents[segment.agent].max_tokens
+            upstream += read_tokens(chain, prompt, segment.agent)
     return literal, upstream
 
 

@@ -54,6 +54,9 @@ class ChainService(Protocol):
         """Empty every prefix cache."""
         ...
 
-    async def score(self, ids: Sequence[int], tokens: Sequence[int], grid: int | None) -> list[float | None]:
-        """Log probability of each of the tokens to follow `ids`, with the prompt cut at multiples of `grid`."""
+    async def score(
+        self, ids: Sequence[int], tokens: Sequence[int], grid: int | None, model: str = ""
+    ) -> list[float | None]:
+        """Log probability of each of the tokens to follow `ids` by a model (empty: the default one), with the prompt
+        cut at multiples of `grid`."""
         ...

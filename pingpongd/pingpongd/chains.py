@@ -197,7 +197,7 @@ class Chains:
             options=request.options,
             prepared=checked.prepared,
             model=checked.model,
-            engine_models=checked.engine_models,
+            engine_models=checked.engine_models if len(set(checked.engine_models) - {""}) > 1 else [],
             number=number,
             submitted_at=submitted_at,
             key=request.key,

@@ -317,7 +317,7 @@ class Control:
         async with self._scores.setdefault(account, asyncio.Lock()):
             if self._ledger.account(client) is not account:
                 return  # it has gone meanwhile, and takes the rest of what it asked for along
-            found = await chains.score(request.ids, request.tokens, request.grid)
+            found = await chains.score(request.ids, request.tokens, request.grid, request.model)
         self._reply(client, Scored(request=request.request, logprobs=found))
 
     def _snapshot(self, client: bytes, request: int, result: ChainResult, chains: ChainService) -> None:

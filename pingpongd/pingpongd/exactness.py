@@ -8,8 +8,8 @@ grid       the same ids in series and read ahead                prompts cut on o
 invariant  the same ids whatever runs beside it                 vLLM's batch-invariant kernels
 ========== ==================================================== =====================================================
 
-Both exact levels take engines of one kind: others round differently, and any of them may have to finish what another
-one has begun.
+Both exact levels take engines of one kind for each model: others round differently, and any of them may have to finish
+what another one has begun.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class GroupEngine(msgspec.Struct, frozen=True):
     group: str
     limits: EngineLimits
     kind: EngineKind
+    model: str = ""
+    """One of `[models]`, by name; empty: the default one."""
 
 
 _AS_IT_WAS = "it waits for the configuration that it was accepted with, and can be cancelled"
@@ -79,10 +81,17 @@ class Exact(msgspec.Struct, frozen=True):
     """The cell in tokens, at level "grid"."""
     kind: EngineKind | None = None
     """Of the engines that may run it; None at level "fast": any."""
+    others: list[EngineKind] = []
+    """Of those of its other models, each of which has a kind of its own."""
 
     def allows(self, kind: EngineKind) -> bool:
         """Whether an engine of this kind may run it."""
-        return self.kind is None or self.kind == kind
+        return self.kind is None or kind in (self.kind, *self.others)
+
+    @property
+    def kinds(self) -> str:
+        """Of all that may run it, for people."""
+        return "; ".join(map(str, (self.kind, *self.others)))
 
 
 def engine_kind(limits: EngineLimits, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> EngineKind:
@@ -120,7 +129,7 @@ def exact(
         level: of the submission, else of the chain, else the daemon's default.
         mode: that the submission asks for.
         session: the kind that it asks for; None: the engine's default.
-        engines: of the groups that the chain may run on; at least one.
+        engines: of the groups that the chain may run on, those of each of its models; at least one.
         grid_tokens: the configured cell; None: the largest that the engines like best.
 
     Raises:
@@ -128,14 +137,16 @@ def exact(
     """
     if level == "fast":
         return Exact()
-    first = engines[0]
-    for other in engines[1:]:
+    firsts: dict[str, GroupEngine] = {}
+    for other in engines:
+        first = firsts.setdefault(other.model, other)
         if other.kind != first.kind:
             raise _refused(
                 level,
                 f'the groups "{first.group}" ({first.kind}) and "{other.group}" ({other.kind}) round differently',
                 'Name one of the groups, or submit with exactness "fast".',
             )
+    kinds = [first.kind for first in firsts.values()]
     if level == "invariant":
         for engine in engines:
             if not engine.limits.batch_invariant:
@@ -144,7 +155,7 @@ def exact(
                     f'the engine of group "{engine.group}" does not run batch-invariant kernels',
                     "Set `batch_invariant = true` in the daemon's configuration and start it anew.",
                 )
-        return Exact(level, kind=first.kind)
+        return Exact(level, kind=kinds[0], others=kinds[1:])
     if mode == "overlap":
         raise _refused(
             level,
@@ -162,7 +173,7 @@ def exact(
                 'Ask for the session "prefix-cache".',
             )
     cell = grid_tokens or max(engine.limits.grid_tokens for engine in engines)
-    return Exact(level, cell, first.kind)
+    return Exact(level, cell, kinds[0], kinds[1:])
 
 
 def unkept(kept: Exact, *, session: SessionKind | None, mode: Mode, engines: Sequence[GroupEngine]) -> str:
@@ -180,10 +191,10 @@ def unkept(kept: Exact, *, session: SessionKind | None, mode: Mode, engines: Seq
         exact(kept.level, mode=mode, session=session, engines=engines, grid_tokens=kept.grid)
     except UsageError as error:
         return f"{error.message.rstrip('.')}; {_AS_IT_WAS}"
-    kind = engines[0].kind
-    if kept.allows(kind):
+    unlike = next((engine.kind for engine in engines if not kept.allows(engine.kind)), None)
+    if unlike is None:
         return ""
-    return f'it was accepted at exactness "{kept.level}" for {kept.kind}, and the daemon serves {kind}; {_AS_IT_WAS}'
+    return f'it was accepted at exactness "{kept.level}" for {kept.kinds}, and the daemon serves {unlike}; {_AS_IT_WAS}'
 
 
 def _refused(level: Exactness, why: str, hint: str) -> UsageError:

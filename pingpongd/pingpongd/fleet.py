@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -23,6 +23,7 @@ from pingpong_bus.messages import (
     ScoreNext,
     StartHop,
     SupervisorMessage,
+    TokenizerSource,
     WorkerFailed,
     WorkerMessage,
 )
@@ -31,6 +32,7 @@ from pingpongd.config import DaemonConfig
 from pingpongd.group_life import GroupLife
 from pingpongd.jitter_watch import JitterWatch
 from pingpongd.last_words import log_folder, warn_of_folder
+from pingpongd.model_names import engine_arguments
 from pingpongd.placement import GroupView
 from pingpongd.process import Guard, WorkerProcess
 from pingpongd.restart import GiveUp
@@ -75,7 +77,7 @@ class Fleet:
     def __init__(
         self,
         config: DaemonConfig,
-        model: str,
+        models: Mapping[str, str],
         runtime: RuntimeDir,
         slab: Slab,
         context: zmq.asyncio.Context,
@@ -86,7 +88,7 @@ class Fleet:
 
         Args:
             config: the daemon's; see `apply`.
-            model: a name or folder that the engines can load.
+            models: a name or folder that engines can load, by the names of the models that groups serve.
             runtime: where the sockets are.
             slab: of the token logs.
             context: of the process.
@@ -99,11 +101,12 @@ class Fleet:
         self._config = config
         self._listener = listener
         self._link = WorkerLink(context, runtime.workers)
+        self.models = models
         self.workers = {group.name: Worker(group, runtime.bell(group.name)) for group in config.groups}
         self.health_listeners: list[Callable[[Worker], None]] = []
         """Called with each group whose health has changed its state."""
         self._jitter = JitterWatch(self.workers, lambda: self._config, self._health_changed)
-        start = WorkerSpawn(lambda: self._config, model, runtime, slab, guard)
+        start = WorkerSpawn(lambda: self._config, models, runtime, slab, guard)
 
         def spawn(worker: Worker) -> WorkerProcess:
             self._jitter.begins(worker)
@@ -134,6 +137,20 @@ class Fleet:
     def refused_frames(self) -> int:
         """Frames on the workers' socket that made no sense, since the start."""
         return self._link.refusals.count
+
+    def tokenizer_source(self, model: str) -> TokenizerSource:
+        """Where a model's tokenizer is loaded from: its own, or what raw vLLM arguments name.
+
+        Args:
+            model: that groups serve, by name; empty: the default one.
+        """
+        group = next(worker.group for worker in self.workers.values() if worker.model == model)
+        arguments = engine_arguments(self._config, group)
+        return TokenizerSource(
+            model=str(arguments.get("tokenizer") or self.models[model]),
+            revision=arguments.get("tokenizer_revision") or arguments.get("revision"),
+            trust_remote_code=bool(arguments.get("trust_remote_code", False)),
+        )
 
     def views(self) -> list[GroupView]:
         """The workers that take hops, for placement."""
@@ -256,8 +273,22 @@ class Fleet:
                 worker.end(EndOrder("terminate", "its connection is broken"))
             raise lost(worker, "nobody is at its end of the socket")
 
-    async def prepare(self, chain: Chain, inputs: dict[str, str]) -> list[PreparedAgent]:
+    async def prepare(
+        self,
+        chain: Chain,
+        inputs: dict[str, str],
+        model: str | None = None,
+        agents: Sequence[int] | None = None,
+        as_text: Sequence[int] = (),
+    ) -> list[PreparedAgent]:
         """Render and tokenize a chain on the least busy worker; where that fails, on another.
+
+        Args:
+            chain: validated.
+            inputs: a value for each of its inputs.
+            model: whose tokenizer it takes, by name; empty: the default model. None: any worker's.
+            agents: those to prepare, in order; None: all.
+            as_text: of them, those whose upstream outputs are joined as text.
 
         Raises:
             Overloaded: no worker can, for now.
@@ -265,19 +296,26 @@ class Fleet:
         """
         tried: set[bytes] = set()
         why = "all groups are starting"
-        while workers := [worker for worker in self.ready if worker.identity not in tried]:
+        wanted = None if agents is None else list(agents)
+        while workers := [
+            worker for worker in self.ready if worker.identity not in tried and model in (None, worker.model)
+        ]:
             worker = min(workers, key=lambda worker: len(worker.hops))
             tried.add(worker.identity)
             try:
                 reply = await self._link.ask(
-                    worker, lambda request: Prepare(request=request, chain=chain, inputs=inputs)
+                    worker,
+                    lambda request: Prepare(
+                        request=request, chain=chain, inputs=inputs, agents=wanted, as_text=list(as_text)
+                    ),
                 )
             except EngineError as error:
                 why = error.message.rstrip(".")
                 continue
             assert isinstance(reply, Prepared)  # noqa: S101 - nothing else answers a Prepare
             return reply.agents
-        raise Overloaded(f"no engine serves now: {why}.", hint="Watch `pingpong-client status` until one does.")
+        whose = f' the model "{model}"' if model else ""
+        raise Overloaded(f"no engine serves{whose} now: {why}.", hint="Watch `pingpong-client status` until one does.")
 
     async def score(
         self, worker: Worker, ids: Sequence[int], tokens: Sequence[int], grid: int | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from pingpongd.config import DaemonConfig
 from pingpongd.exactness import EngineKind, GroupEngine, engine_kind
 from pingpongd.fleet import Fleet, Worker
 from pingpongd.ledger import GroupLedger, hop_tokens
+from pingpongd.model_names import engine_arguments
 from pingpongd.placement import ChainShape, GroupView, replacement
 
 _GRID = "exactness grid"
@@ -79,17 +80,23 @@ class HopRoom:
         return [
             view
             for view in self.groups()
-            if not view.degraded and self._may_run(record, view.name, tokens) and self._fits(view.name, record, index)
+            if not view.degraded
+            and self._may_run(record, index, view.name, tokens)
+            and self._fits(view.name, record, index)
         ]
 
     def with_room(self, views: Sequence[GroupView], shape: ChainShape) -> list[GroupView]:
         """The groups, those marked that have no room for a chain; it matters where others decode late."""
         if not shape.outputs or not any(view.degraded for view in views):
             return list(views)
-        longest = max(shape.prompt_tokens(at) + tokens for at, tokens in enumerate(shape.outputs))
+        longest: dict[str, int] = {}
+        for at, tokens in enumerate(shape.outputs):
+            if not shape.is_step(at):
+                length = shape.prompt_tokens(at) + tokens
+                longest[shape.model(at)] = max(length, longest.get(shape.model(at), 0))
         return [
             msgspec.structs.replace(view, full=True)
-            if view.name in self._ledgers and not self._ledgers[view.name].fits(longest)
+            if view.name in self._ledgers and not self._ledgers[view.name].fits(longest.get(view.model, 0))
             else view
             for view in views
         ]
@@ -111,25 +118,50 @@ class HopRoom:
             return msgspec.structs.replace(view, degraded=False, slowdown=1.0, cause=None)
         return view
 
-    def engines(self, group: str | None = None) -> list[GroupEngine]:
-        """The standing groups' engines, those that serve or did so last; of one group, where it is named."""
+    def engines(self, group: str | None = None, models: Collection[str] | None = None) -> list[GroupEngine]:
+        """The standing groups' engines, those that serve or did so last.
+
+        Args:
+            group: of this one alone.
+            models: of groups that serve one of these, by name; None: of all.
+        """
         return [
-            GroupEngine(worker.name, worker.limits, self._kinds[worker.name])
-            for worker in self._standing()
+            GroupEngine(worker.name, worker.limits, self._kinds[worker.name], worker.model)
+            for worker in self._standing(models)
             if worker.limits is not None and group in (None, worker.name)
         ]
 
-    def limits(self) -> list[EngineLimits]:
-        """Of the standing groups' engines, those that serve or did so last."""
-        return [worker.limits for worker in self._standing() if worker.limits is not None]
+    def limits(self, model: str | None = None) -> list[EngineLimits]:
+        """Of the standing groups' engines, those that serve or did so last; of one model's, where it is named."""
+        standing = self._standing(None if model is None else (model,))
+        return [worker.limits for worker in standing if worker.limits is not None]
+
+    def models(self) -> list[str]:
+        """The models of the standing groups, by name."""
+        return list(dict.fromkeys(worker.model for worker in self._standing()))
+
+    def tokenizers(self, models: Sequence[str | None]) -> list[str | None]:
+        """Per agent, by its model, what tells the model's tokenizer from others; None where it has none, and of steps.
+
+        Args:
+            models: per agent, the name of the model that runs it; None of a step.
+        """
+        found: dict[str | None, str | None] = {None: None}
+        for model in models:
+            if model is not None and model not in found:
+                limits = next(iter(self.limits(model)), None)
+                # Engines that do not say are taken to differ.
+                known = None if limits is None else limits.tokenizer or f"of {limits.model}"
+                found[model] = known if limits is None or limits.has_tokenizer else None
+        return [found[model] for model in models]
 
     def serves(self, worker: Worker) -> None:
         """A worker serves, with a fresh engine."""
         assert worker.limits is not None  # noqa: S101 - it came with Ready
-        common, own = self._config, worker.group
+        config, own = self._config, worker.group
         self._ledgers[worker.name] = GroupLedger(worker.limits)
         self._kinds[worker.name] = engine_kind(
-            worker.limits, common.vllm | own.vllm, common.environment | own.environment
+            worker.limits, engine_arguments(config, own), config.environment | own.environment
         )
         self._shunned.discard(worker.name)
         self._has_changed()
@@ -149,12 +181,14 @@ class HopRoom:
         too small; None where one may."""
         if self._own(record, index) is not None:
             return None
-        name = record.options.group
-        standing = [worker for worker in self._standing() if name in (None, worker.name)]
+        name, model = record.options.group, record.shape.model(index)
+        standing = [worker for worker in self._standing((model,)) if name in (None, worker.name)]
         if not standing:  # where none is left at all the daemon ends, and its next start may have some
-            return f'the group "{name}" is gone.' if name is not None else None
+            if name is not None:
+                return f'the group "{name}" is gone.'
+            return f"every group is gone that serves {_called(model)}." if self._standing() else None
         tokens = _full_length(record, index)
-        if (unlike := self._unlike(record)) is not None:
+        if (unlike := self._unlike(record, model)) is not None:
             return unlike
         limits = [worker.limits for worker in standing]
         if any(limit is None or GroupLedger(limit).ever_fits(tokens) for limit in limits):
@@ -191,7 +225,7 @@ class HopRoom:
             del self._alone[group]
         self._has_changed()
 
-    def take_between(self, request: str, tokens: int, *, grid: bool) -> Worker | None:
+    def take_between(self, request: str, tokens: int, *, grid: bool, model: str = "") -> Worker | None:
         """Set room aside for a request that is no hop, on the least busy group; None where there is none now.
 
         It gives way to held agents: one that waits for a group to itself would wait for ever behind such requests.
@@ -200,10 +234,13 @@ class HopRoom:
             request: a name of its own, for `give_back`.
             tokens: its full length.
             grid: it has to have its group to itself, and an engine that can be held to a grid.
+            model: that it is for, by name; empty: the default one.
         """
         targets = [self._target(record, index) for record, index in self._held.values()]
         wanted = {worker.name for worker in targets if worker is not None}
         for view in sorted(self.groups(), key=lambda view: view.hops):
+            if view.model != model:
+                continue
             assert self.fleet is not None  # noqa: S101 - its views were asked for
             worker, ledger = self.fleet.workers[view.name], self._ledgers[view.name]
             able = not grid or (worker.limits is not None and worker.limits.grid_tokens > 0 and not ledger.held)
@@ -271,16 +308,16 @@ class HopRoom:
             self.release(record, index)
             yield record, index
 
-    def _standing(self) -> list[Worker]:
+    def _standing(self, models: Collection[str] | None = None) -> list[Worker]:
         workers = self.fleet.workers.values() if self.fleet is not None else ()
-        return [worker for worker in workers if worker.state != "failed"]
+        return [worker for worker in workers if worker.state != "failed" and (models is None or worker.model in models)]
 
-    def _unlike(self, record: ChainRecord) -> str | None:
-        """Why none of the engines may run an exact chain: all are of another kind now; None where one may be."""
-        engines, exact = self.engines(record.options.group), record.job.exact
+    def _unlike(self, record: ChainRecord, model: str) -> str | None:
+        """Why none of a model's engines may run an exact chain: all are of another kind now; None where one may be."""
+        engines, exact = self.engines(record.options.group, (model,)), record.job.exact
         if not engines or any(exact.allows(engine.kind) for engine in engines):
             return None
-        return f'it runs at exactness "{exact.level}" on {exact.kind}, and no such engine is left.'
+        return f'it runs at exactness "{exact.level}" on {exact.kinds}, and no such engine is left.'
 
     def _wants_to_be_alone(self, record: ChainRecord, index: int) -> str:
         """Why the agent's hop has to have its group to itself; empty: it need not."""
@@ -304,7 +341,9 @@ class HopRoom:
         """Note what a held agent waits for, for people."""
         if group is None:
             name = record.options.group
-            waits_for = "a group that serves" if name is None else f'the group "{name}", which does not serve now'
+            model = record.shape.model(index)
+            which = f"a group that serves {_called(model)}" if model else "a group that serves"
+            waits_for = which if name is None else f'the group "{name}", which does not serve now'
         else:
             waits_for = self._obstacle(group, record, index) or f'its turn on the group "{group}"'
         record.agents[index].waits_for = waits_for
@@ -319,12 +358,13 @@ class HopRoom:
         if own is not None and (not self.is_avoided(own.name) or self._fits(own.name, record, index)):
             return own
         views = self.able(record, index)
-        # Ping-pong that was asked for takes two.
-        if own is not None and len(views) < (2 if record.options.mode == "ping-pong" else 1):
+        # Ping-pong that was asked for takes two, and has them where another model runs its other agents.
+        alternates = record.options.mode == "ping-pong" and len(record.shape.wanted) < 2
+        if own is not None and len(views) < (2 if alternates else 1):
             return own
         if not views:
             tokens = _full_length(record, index)
-            views = [view for view in self.groups() if self._may_run(record, view.name, tokens)]
+            views = [view for view in self.groups() if self._may_run(record, index, view.name, tokens)]
         reads = record.state.upstreams
         near = [at for at in range(len(reads)) if at in reads[index] or index in reads[at]]
         beside = frozenset(record.agents[at].worker for at in near if record.state.phases[at] in LIVE)
@@ -337,11 +377,21 @@ class HopRoom:
         worker = self.fleet.workers.get(record.agents[index].worker) if self.fleet is not None else None
         if worker is None or worker.state != "ready" or worker.name in self._shunned:
             return None
-        return worker if self._may_run(record, worker.name, _full_length(record, index)) else None
+        return worker if self._may_run(record, index, worker.name, _full_length(record, index)) else None
 
-    def _may_run(self, record: ChainRecord, group: str, tokens: int) -> bool:
-        """Whether the engine of a group that serves is of the chain's kind, and large enough for a hop."""
-        return record.job.exact.allows(self._kinds[group]) and self._ledgers[group].ever_fits(tokens)
+    def _may_run(self, record: ChainRecord, index: int, group: str, tokens: int) -> bool:
+        """Whether the engine of a group that serves is of the agent's model and the chain's kind, and large enough."""
+        assert self.fleet is not None  # noqa: S101 - the group was found there
+        return (
+            self.fleet.workers[group].model == record.shape.model(index)
+            and record.job.exact.allows(self._kinds[group])
+            and self._ledgers[group].ever_fits(tokens)
+        )
+
+
+def _called(model: str) -> str:
+    """A model's name, for people."""
+    return f'the model "{model}"' if model else "the default model"
 
 
 def _full_length(record: ChainRecord, index: int) -> int:

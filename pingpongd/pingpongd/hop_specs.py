@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from pingpong_bus.chain import Part, RenderedMessage, raw_parts, rendered_messages
 from pingpong_bus.messages import (
@@ -12,6 +13,7 @@ from pingpong_bus.messages import (
     HopSpec,
     JoinedPrompt,
     Literals,
+    OutputSource,
     Resume,
     Sampling,
     StreamRef,
@@ -24,7 +26,13 @@ _ANY_RATIO = 1e6
 """Where a chain gives its target in milliseconds, no multiple of the decode step is to be tighter."""
 
 
-def hop_spec(record: ChainRecord, index: int, stream_of: Callable[[int], StreamRef], config: DaemonConfig) -> HopSpec:
+def hop_spec(
+    record: ChainRecord,
+    index: int,
+    stream_of: Callable[[int], StreamRef],
+    config: DaemonConfig,
+    sources: Mapping[int, OutputSource] = MappingProxyType({}),
+) -> HopSpec:
     """Everything a worker has to know of an agent's next hop.
 
     Args:
@@ -32,6 +40,7 @@ def hop_spec(record: ChainRecord, index: int, stream_of: Callable[[int], StreamR
         index: the agent.
         stream_of: the token log of an agent, with the endpoint that rings for it.
         config: the daemon's: its chunks, where the submission asks for no others, and how it paces decodes.
+        sources: of a prompt that is joined as text, how its upstream logs become text; see `seams.output_sources`.
     """
     agent, prompt, known = record.chain.agents[index], record.prepared[index], record.agents[index]
     segments: list[HopSegment] = []
@@ -39,9 +48,9 @@ def hop_spec(record: ChainRecord, index: int, stream_of: Callable[[int], StreamR
         if isinstance(segment, Literals):
             segments.append(segment)
         else:
-            expected = record.chain.agents[segment.agent].max_tokens
+            expected = record.chain.agents[segment.agent].most
             segments.append(StreamSegment(stream=stream_of(segment.agent), expected=expected))
-    text = _joined_prompt(record, index, stream_of)
+    text = _joined_prompt(record, index, stream_of, sources)
     append_tokens = record.options.append_tokens
     written = len(known.output_ids)
     return HopSpec(
@@ -57,10 +66,11 @@ def hop_spec(record: ChainRecord, index: int, stream_of: Callable[[int], StreamR
             stop_token_ids=agent.stop_token_ids,
             ignore_eos=agent.ignore_eos,
         ),
-        joined=text if prompt.joined else None,
+        joined=text if prompt.joined or prompt.text else None,
         # The same for all hops of an agent: one that is resumed may find what the one before has computed.
         cache_salt=f"{record.id}/{index}" if record.options.isolate else None,
-        session=record.options.session,
+        # Ids that were appended may have to be taken back, which a streaming-input session cannot.
+        session="prefix-cache" if prompt.text else record.options.session,
         chunks=config.chunks if append_tokens is None else ChunkSettings(append_tokens=append_tokens),
         resume=Resume(tokens=written, text_chars=known.text_chars) if written else None,
         match=text,
@@ -86,7 +96,9 @@ def decode_pace(record: ChainRecord, index: int, paces: DecodeFirstConfig) -> De
     return DecodePace(itl_ratio=_ANY_RATIO, itl_target_ms=target_ms * more)
 
 
-def _joined_prompt(record: ChainRecord, index: int, stream_of: Callable[[int], StreamRef]) -> JoinedPrompt | None:
+def _joined_prompt(
+    record: ChainRecord, index: int, stream_of: Callable[[int], StreamRef], sources: Mapping[int, OutputSource]
+) -> JoinedPrompt | None:
     """The agent's prompt as text; None for one given as ids."""
     agent = record.chain.agents[index]
     if agent.prompt_ids is not None:
@@ -96,5 +108,12 @@ def _joined_prompt(record: ChainRecord, index: int, stream_of: Callable[[int], S
         messages = [RenderedMessage("", raw)]  # type: ignore[arg-type]
     else:
         messages = rendered_messages(record.chain, index, record.inputs)
-    outputs = {at: stream_of(at) for at in record.state.upstreams[index]}
-    return JoinedPrompt(agent=agent, messages=messages, outputs=outputs)
+    reads, prompt = record.state.upstreams[index], record.prepared[index]
+    return JoinedPrompt(
+        agent=agent,
+        messages=messages,
+        outputs={at: stream_of(at) for at in reads},
+        sources=dict(sources),
+        expected={at: record.chain.agents[at].most for at in reads},
+        ahead=prompt.text and not prompt.joined,
+    )

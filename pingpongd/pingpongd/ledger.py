@@ -100,5 +100,21 @@ def hop_tokens(chain: Chain, prepared: Sequence[PreparedAgent], index: int, writ
         if isinstance(segment, Literals):
             total += len(segment.ids)
         else:
-            total += written.get(segment.agent, chain.agents[segment.agent].max_tokens)
+            total += read_tokens(chain, prepared[index], segment.agent, written.get(segment.agent))
     return total
+
+
+def read_tokens(chain: Chain, prompt: PreparedAgent, upstream: int, written: int | None = None) -> int:
+    """The most tokens that an upstream's output takes in a prompt.
+
+    Args:
+        chain: the chain.
+        prompt: of the agent that reads it.
+        upstream: whose output it is.
+        written: how long the output's log has become; None where it is not over.
+    """
+    most = chain.agents[upstream].most
+    counted = prompt.counts.get(upstream, most)
+    if written is None or most == counted:
+        return counted if written is None else written
+    return -(-written * counted // most)

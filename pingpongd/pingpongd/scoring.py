@@ -31,23 +31,31 @@ class Scoring:
         self._freed = freed
         self._numbers = itertools.count(1)
 
-    async def score(self, ids: Sequence[int], tokens: Sequence[int], grid: int | None) -> list[float | None]:
+    async def score(
+        self, ids: Sequence[int], tokens: Sequence[int], grid: int | None, model: str = ""
+    ) -> list[float | None]:
         """Natural logarithm of each of the tokens' probability to follow `ids`; None where the engine does not say.
 
         Args:
             ids: at least one.
             tokens: asked about.
             grid: the cell in tokens that the prompt is cut at; None: wherever the engine likes.
+            model: that is asked, by name; empty: the default one.
 
         Raises:
             DataError: no engine takes these ids.
-            UsageError: no engine can be held to a grid.
+            UsageError: no engine can be held to a grid, or none serves the model.
             Overloaded: no group has had room.
             EngineError: the engine has failed, or is gone.
         """
-        check_score(ids, tokens, grid, self._room.limits())
+        limits = self._room.limits(model)
+        if not limits:
+            which = f'the model "{model}"' if model else "the default model"
+            there = ", ".join(f'"{name}"' if name else "the default one" for name in self._room.models())
+            raise UsageError(f"no group serves {which}.", field="model", hint=f"There are: {there}.")
+        check_score(ids, tokens, grid, limits)
         request = f"score/{next(self._numbers)}"
-        worker = await self._take(request, len(ids) + 1, grid)
+        worker = await self._take(request, len(ids) + 1, grid, model)
         assert self._room.fleet is not None  # noqa: S101 - it has given a worker
         try:
             return await self._room.fleet.score(worker, ids, tokens, grid)
@@ -55,10 +63,10 @@ class Scoring:
             self._room.give_back(worker.name, request)
             self._freed()
 
-    async def _take(self, request: str, tokens: int, grid: int | None) -> Worker:
+    async def _take(self, request: str, tokens: int, grid: int | None, model: str) -> Worker:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while (worker := self._room.take_between(request, tokens, grid=grid is not None)) is None:
+                while (worker := self._room.take_between(request, tokens, grid=grid is not None, model=model)) is None:
                     await self._room.changed()
         except TimeoutError:
             raise Overloaded(

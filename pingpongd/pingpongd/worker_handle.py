@@ -124,6 +124,11 @@ class Worker:
         return self.group.name
 
     @property
+    def model(self) -> str:
+        """The name of the model that it serves; empty: the default one."""
+        return self.group.model or ""
+
+    @property
     def identity(self) -> bytes:
         """Of this start's connection: what a dead process has sent is never taken for its successor's."""
         return f"{self.name}.{self.number}".encode()
@@ -167,7 +172,7 @@ class Worker:
         """As placement sees it; with `held`, also what its prefix cache holds."""
         limits, prefixes = self.limits, self.memory.held if held else frozenset[str]()
         if limits is None:
-            return GroupView(self.name, len(self.hops), prefixes, model=self.group.model or "")
+            return GroupView(self.name, len(self.hops), prefixes, model=self.model)
         health = self.health
         return GroupView(
             self.name,
@@ -179,7 +184,7 @@ class Worker:
             degraded=health.state != "healthy",
             slowdown=health.slowdown,
             cause=health.cause,
-            model=self.group.model or "",
+            model=self.model,
         )
 
     def status(self) -> WorkerStatus:
@@ -205,6 +210,7 @@ class Worker:
             gpus=self.gpus,
             progress=self.progress if self.state == "loading" else None,
             kv_held_tokens=self.kv_held_tokens,
+            model=self.model,
         )
 
     def wake(self) -> None:

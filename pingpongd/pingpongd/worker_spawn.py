@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from pingpong_bus.slab import Slab
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.shared_memory_names import PREFIX_VARIABLE
 from pingpongd.config import DaemonConfig
+from pingpongd.model_names import engine_arguments, engine_dtype
 from pingpongd.process import Guard, WorkerProcess
 from pingpongd.runtime_dir import RuntimeDir
 from pingpongd.worker_handle import Worker
@@ -29,20 +30,20 @@ class WorkerSpawn:
     def __init__(
         self,
         config: Callable[[], DaemonConfig],
-        model: str,
+        models: Mapping[str, str],
         runtime: RuntimeDir,
         slab: Slab,
         guard: Guard | None,
     ) -> None:
         """Args:
         config: gives the present configuration.
-        model: a name or folder that the engine can load.
+        models: a name or folder that an engine can load, for each model that groups serve, by name; see `Fleet`.
         runtime: where sockets and temporary files are.
         slab: of the token logs.
         guard: ends workers where this process cannot.
         """
         self._config = config
-        self._model = model
+        self._models = models
         self._runtime = runtime
         self._slab = slab
         self._guard = guard
@@ -64,15 +65,16 @@ class WorkerSpawn:
             devices=group.devices,
             cores=group.cores,
             engine=config.engine,
-            model=self._model,
-            dtype=config.dtype,
+            model=self._models[worker.model],
+            dtype=engine_dtype(config, group),
             session=config.session,
             decode_first=config.decode_first.enabled,
             grid_tokens=config.grid_tokens,
             batch_invariant=config.batch_invariant,
             calibrate=config.calibrate,
             paces=(config.decode_first.final, config.decode_first.inner),
-            engine_args=config.vllm | group.vllm,
+            speculation_tokens=config.speculation.tokens if config.speculation.enabled else 0,
+            engine_args=engine_arguments(config, group),
             environment=config.environment | group.environment,
             simulated=group.simulated or config.simulated,
             slab_fd=self._slab.fd,

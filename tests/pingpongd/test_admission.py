@@ -42,19 +42,19 @@ def prompts(first: int, second: int) -> list[PreparedAgent]:
 
 
 def test_a_chain_that_fills_the_engine_to_the_last_token_fits() -> None:
-    check_fits(pair(400, 300), prompts(600, 300), [LIMITS], ROOM)
+    check_fits(pair(400, 300), prompts(600, 300), [[LIMITS]] * 9, ROOM)
 
 
 def test_one_token_more_is_refused_with_the_numbers() -> None:
     with pytest.raises(ChainError, match=r'agents\[1\]\.max_tokens: agent "b".*1001 tokens.*301.*400.*300.*takes 1000'):
-        check_fits(pair(400, 300), prompts(600, 301), [LIMITS], ROOM)
+        check_fits(pair(400, 300), prompts(600, 301), [[LIMITS]] * 9, ROOM)
 
 
 def test_a_prompt_that_is_too_long_alone_is_to_blame() -> None:
     with pytest.raises(
         ChainError, match=r"agents\[0\]\.prompt: .*1001 tokens \(1000 of prompt \+ 1 max_tokens\).*takes 1000"
     ):
-        check_fits(pair(1, 1), prompts(1000, 1), [LIMITS], ROOM)
+        check_fits(pair(1, 1), prompts(1000, 1), [[LIMITS]] * 9, ROOM)
 
 
 @pytest.mark.parametrize(
@@ -63,36 +63,36 @@ def test_a_prompt_that_is_too_long_alone_is_to_blame() -> None:
 )
 def test_the_prompt_is_called_what_the_chain_calls_it(field: str, value: Any) -> None:
     with pytest.raises(ChainError, match=rf"agents\[0\]\.{field}: "):
-        check_fits(chain({"name": "a", field: value, "max_tokens": 1}), prompts(1000, 1)[:1], [LIMITS], ROOM)
+        check_fits(chain({"name": "a", field: value, "max_tokens": 1}), prompts(1000, 1)[:1], [[LIMITS]] * 9, ROOM)
 
 
 def test_what_an_agent_reads_may_be_too_long_for_any_answer() -> None:
     with pytest.raises(
         ChainError, match=r"agents\[1\]\.prompt: .*600 of prompt \+ up to 400 read.*Lower max_tokens of the"
     ):
-        check_fits(pair(400, 1), prompts(1, 600), [LIMITS], ROOM)
+        check_fits(pair(400, 1), prompts(1, 600), [[LIMITS]] * 9, ROOM)
 
 
 def test_a_small_kv_cache_is_to_blame_where_it_is() -> None:
     small = EngineLimits(
         engine="t", model="m", max_model_len=1000, vocabulary_size=9, block_size=16, kv_tokens=50, max_num_seqs=1
     )
-    check_fits(pair(1, 1), prompts(47, 1), [LIMITS, small], ROOM)
+    check_fits(pair(1, 1), prompts(47, 1), [[LIMITS, small]] * 9, ROOM)
     with pytest.raises(ChainError, match=r"max_tokens: .*49 tokens.*KV cache holds 48.*more memory"):  # whole blocks
-        check_fits(pair(2, 1), prompts(47, 1), [LIMITS, small], ROOM)
+        check_fits(pair(2, 1), prompts(47, 1), [[LIMITS, small]] * 9, ROOM)
     with pytest.raises(ChainError, match=r"prompt: .*KV cache holds 48"):
-        check_fits(pair(1, 1), prompts(48, 1), [LIMITS, small], ROOM)
+        check_fits(pair(1, 1), prompts(48, 1), [[LIMITS, small]] * 9, ROOM)
 
 
 def test_an_output_longer_than_a_log_is_refused() -> None:
     with pytest.raises(ChainError, match=r"agents\[0\]\.max_tokens.*501.*500"):
-        check_fits(pair(501, 1), prompts(1, 1), [LIMITS], ROOM)
+        check_fits(pair(501, 1), prompts(1, 1), [[LIMITS]] * 9, ROOM)
 
 
 def test_more_agents_than_logs_are_refused() -> None:
     many = chain(*({"name": f"a{at}", "prompt": "x", "max_tokens": 1} for at in range(9)))
     with pytest.raises(ChainError, match="9 agents.*8 token logs"):
-        check_fits(many, [PreparedAgent(segments=[Literals(ids=[1])])] * 9, [LIMITS], ROOM)
+        check_fits(many, [PreparedAgent(segments=[Literals(ids=[1])])] * 9, [[LIMITS]] * 9, ROOM)
 
 
 def test_a_full_queue_refuses() -> None:

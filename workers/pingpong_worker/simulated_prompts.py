@@ -45,9 +45,16 @@ class SimulatedPrompts:
         """The bytes of its UTF-8."""
         return list(text.encode())
 
-    def prepare(self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int) -> list[PreparedAgent]:
-        """Render and tokenize all prompts; the template is ChatML's."""
-        return [self._prepare(chain, index, inputs, limits_vocabulary) for index in range(len(chain.agents))]
+    def prepare(
+        self,
+        chain: Chain,
+        inputs: dict[str, str],
+        limits_vocabulary: int,
+        agents: Sequence[int] | None = None,
+    ) -> list[PreparedAgent]:
+        """Render and tokenize prompts; the template is ChatML's."""
+        wanted = range(len(chain.agents)) if agents is None else agents
+        return [self._prepare(chain, index, inputs, limits_vocabulary) for index in wanted]
 
     def join(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
         """The prompt as one text: outputs are decoded and encoded again."""

@@ -1,0 +1,164 @@
+"""Where outputs enter prompts as text rather than as the ids that were sampled, and what that text is made of. Pure.
+
+============================ =================================================================================
+an output is joined as text  where its reader says ``"join": "text"``, it is a step's, others read it stripped,
+                             or a model of another tokenizer wrote it
+a prompt is joined as text   where one of the outputs that it reads is
+============================ =================================================================================
+
+How many tokens a text takes is not known before it is written. At submission it is counted with an estimate
+(`most_ids`): what comes out longer runs all the same as far as the engine takes it, and fails with the numbers before
+the engine is asked where it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from pingpong_bus.chain import Chain
+from pingpong_bus.errors import ChainError
+from pingpong_bus.messages import OutputSource, TokenizerSource
+from pingpong_bus.references import expanded_length
+
+MORE_IDS = 1.5
+"""Ids that a text is counted with for each id that a model of another tokenizer wrote. Vocabularies of 32 and 200
+thousand entries differ by less on prose and code in the scripts that both were made for."""
+CHARACTERS_AN_ID = 2
+"""Characters of a step's output that are counted as one id: prose has four, digits and scripts without spaces one."""
+
+Reads = Sequence[Sequence[int]]
+"""Per agent, the agents it reads."""
+
+
+def text_prompts(chain: Chain, reads: Reads, tokenizers: Sequence[str | None]) -> list[int]:
+    """The agents whose prompts are joined as text, by index, rising.
+
+    Args:
+        chain: validated.
+        reads: per agent, the agents it reads.
+        tokenizers: per agent, a digest of its model's tokenizer; None where the model has none. Of steps it counts not.
+
+    Raises:
+        ChainError: an agent that has to read text cannot.
+    """
+    found = []
+    for index, agent in enumerate(chain.agents):
+        if agent.is_step or not (why := why_text(chain, index, reads[index], tokenizers)):
+            continue
+        if agent.prompt_ids is not None:
+            raise ChainError(
+                f"prompt_ids takes ids, and {why}.",
+                field=f"agents[{index}].prompt_ids",
+                hint="Write it as raw_prompt, or as prompt or messages.",
+            )
+        if tokenizers[index] is None:
+            raise ChainError(
+                f"its model has no tokenizer, and {why}.",
+                field=f"agents[{index}].model",
+                hint="Choose a model that has one.",
+            )
+        for at in reads[index]:
+            if not chain.agents[at].is_step and tokenizers[at] is None:
+                name = chain.agents[at].name
+                raise ChainError(
+                    f'the model of "{name}" has no tokenizer, so that what it writes is no text, and {why}.',
+                    field=f"agents[{index}]",
+                    hint=f'Let a model with a tokenizer run "{name}".',
+                )
+        found.append(index)
+    return found
+
+
+def why_text(chain: Chain, index: int, reads: Sequence[int], tokenizers: Sequence[str | None]) -> str:
+    """Why an agent's prompt is joined as text, in a clause; empty where it is not. See `text_prompts`."""
+    if not reads:
+        return ""
+    for at in reads:
+        upstream = chain.agents[at]
+        if upstream.is_step:
+            return f'"{upstream.name}" is a step, whose output is text'
+        if upstream.strip is not None:
+            return f'what others read of "{upstream.name}" is stripped, which makes it text'
+        if tokenizers[at] != tokenizers[index]:
+            return f'"{upstream.name}" is written by a model of another tokenizer'
+    return 'it asks for "join": "text"' if chain.agents[index].join == "text" else ""
+
+
+def output_sources(
+    chain: Chain,
+    index: int,
+    reads: Sequence[int],
+    tokenizers: Sequence[str | None],
+    tokenizer_of: Callable[[int], TokenizerSource],
+) -> dict[int, OutputSource]:
+    """How an agent's upstream logs become text, by agent; those that its own worker can just decode are left out.
+
+    Args:
+        chain: the chain.
+        index: the agent.
+        reads: the agents it reads.
+        tokenizers: as for `text_prompts`.
+        tokenizer_of: where the tokenizer of an agent's model is loaded from.
+    """
+    found: dict[int, OutputSource] = {}
+    for at in reads:
+        upstream = chain.agents[at]
+        if upstream.is_step:
+            found[at] = OutputSource(characters=True)
+            continue
+        foreign = tokenizers[at] != tokenizers[index]
+        if foreign or upstream.strip is not None:
+            found[at] = OutputSource(tokenizer=tokenizer_of(at) if foreign else None, strip=upstream.strip)
+    return found
+
+
+def counted_ids(
+    chain: Chain,
+    index: int,
+    reads: Reads,
+    tokenizers: Sequence[str | None],
+    inputs: Mapping[str, str],
+) -> dict[int, int]:
+    """With how many ids each output counts in a prompt that is joined as text, by agent.
+
+    Args:
+        chain: the chain.
+        index: the agent that reads.
+        reads: per agent, the agents it reads.
+        tokenizers: as for `text_prompts`.
+        inputs: values of the chain's inputs.
+    """
+    lengths = {name: len(value) for name, value in inputs.items()}
+    return {at: most_ids(chain, at, reads, tokenizers, tokenizers[index], lengths) for at in reads[index]}
+
+
+def most_ids(
+    chain: Chain,
+    at: int,
+    reads: Reads,
+    tokenizers: Sequence[str | None],
+    reader: str | None,
+    inputs: Mapping[str, int],
+) -> int:
+    """With how many ids an output counts in a prompt of another tokenizer; an estimate, see above.
+
+    Args:
+        chain: the chain.
+        at: the agent or step that writes it.
+        reads: per agent, the agents it reads.
+        tokenizers: as for `text_prompts`.
+        reader: the tokenizer of the prompt.
+        inputs: the length of each input's value, in characters, by name.
+    """
+    agent = chain.agents[at]
+    if not agent.is_step:
+        return agent.max_tokens if tokenizers[at] == reader else math.ceil(agent.max_tokens * MORE_IDS)
+    most = math.ceil(agent.max_chars / CHARACTERS_AN_ID)
+    if agent.extract is None:
+        return most
+    # What it takes out is hardly longer than what it takes it from.
+    taken = math.ceil(expanded_length(agent.input or "", inputs) / CHARACTERS_AN_ID)
+    taken += math.ceil(len(agent.extract.otherwise or "") / CHARACTERS_AN_ID)
+    taken += sum(most_ids(chain, read, reads, tokenizers, reader, inputs) for read in reads[at])
+    return min(most, taken)
