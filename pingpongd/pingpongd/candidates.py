@@ -50,6 +50,9 @@ def candidates(
             [*rings(shape, groups, number), *pairs],
             key=lambda views: (max(view.hops for view in views if view is not None), -held_tokens(shape, views)),
         )
+        apart = {names_of(views) for views in around[:most]}
+        # With a group of each model it may come to the same.
+        found = [(placement, names) for placement, names in found if placement != "overlap" or names not in apart]
         found += [("ping-pong", names_of(views)) for views in around[:most]]
     return found
 
