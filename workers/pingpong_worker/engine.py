@@ -5,8 +5,8 @@ Two engines speak it: vLLM (`vllm_engine.py`) and a timing model (`simulated_eng
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -33,7 +33,7 @@ class OutputTokens(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
     """Prompt tokens that the finalizing request found in the prefix cache; given with the first output."""
     drafts: DraftCounts | None = None
-    """How guessing went, of the whole answer; given with the last output, where tokens were to be guessed."""
+    """How guessing has gone so far; the latest one counts. None where no tokens are guessed, or nothing new is known."""
 
 
 class Session(Protocol):
@@ -82,6 +82,14 @@ class Session(Protocol):
     async def abort(self) -> None:
         """Free what the session holds in the engine; harmless when it is over already."""
         ...
+
+
+@runtime_checkable
+class TellsProgress(Protocol):
+    """A session that may say how far a prompt is computed before there is any other sign of it."""
+
+    on_computed: Callable[[int], object]
+    """Is told how many tokens of the prompt are computed so far; whoever wants to know sets it."""
 
 
 class Engine(Protocol):

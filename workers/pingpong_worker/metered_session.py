@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from pingpong_bus.messages import Sampling, SessionKind
-from pingpong_worker.engine import OutputTokens, Session
+from pingpong_worker.engine import OutputTokens, Session, TellsProgress
 from pingpong_worker.step_meter import StepMeter, Submission
 
 
@@ -21,6 +21,10 @@ class MeteredSession:
         """Prompt tokens handed over."""
         self._uncomputed = 0
         """Of them, those of appends that were cancelled: finalize waits for them too."""
+        self._submission: Submission | None = None
+        """What the engine has of it."""
+        if isinstance(session, TellsProgress):
+            session.on_computed = self._progressed
 
     @property
     def kind(self) -> SessionKind:
@@ -66,7 +70,12 @@ class MeteredSession:
 
     def _submitted(self, *, is_append: bool) -> Submission:
         now = time.monotonic()
-        return self._meter.submitted(self._uncomputed, now, is_append=is_append, context=self._sent)
+        self._submission = self._meter.submitted(self._uncomputed, now, is_append=is_append, context=self._sent)
+        return self._submission
+
+    def _progressed(self, tokens: int) -> None:
+        if self._submission is not None:
+            self._meter.progressed(self._submission, max(0, self._sent - tokens))
 
     def _computed(self, tokens: OutputTokens) -> int | None:
         """Prompt tokens that were computed for a first output; None where unknown, and for others."""

@@ -64,6 +64,8 @@ class Submission:
     is_append: bool
     context: int
     """Tokens of its prompt and its answer so far."""
+    left: int | None = None
+    """Of these tokens, those that an engine which reports progress has not computed."""
     answered: bool = False
     """Whether an output has come."""
     alone: bool = True
@@ -104,7 +106,7 @@ class StepMeter:
     """Meters one engine.
 
     Attributes:
-        steps: outputs since the start: tokens, and appends that were computed.
+        steps: outputs since the start: tokens, appends that were computed, and parts of prompts where the engine tells.
     """
 
     def __init__(self) -> None:
@@ -127,7 +129,7 @@ class StepMeter:
         """
         if not self._in_flight:
             return 0.0
-        tokens = sum(submission.tokens for submission in self._in_flight)
+        tokens = sum(each.tokens if each.left is None else each.left for each in self._in_flight)
         return 1e3 * (self._step.seconds + tokens * self._prefill.seconds)
 
     def submitted(self, tokens: int, now: float, *, is_append: bool = False, context: int = 0) -> Submission:
@@ -143,6 +145,12 @@ class StepMeter:
         self._in_flight.add(submission)
         self._prefills(submission).in_flight += 1
         return submission
+
+    def progressed(self, submission: Submission, left: int) -> None:
+        """A step has computed a part of a prompt, of which `left` tokens are to come. That is work done, too."""
+        if submission in self._in_flight and not submission.answered:
+            self.steps += 1
+            submission.left = min(left, submission.tokens)
 
     def output(self, submission: Submission, now: float, *, tokens: int = 1, computed: int | None = None) -> None:
         """Something has come back.
@@ -163,7 +171,7 @@ class StepMeter:
             if known >= _ENOUGH_TOKENS:
                 learn = self._prefill.learn_if_slower if computed is None else self._prefill.learn
                 learn(waited_s / known)
-        submission.tokens = 0
+        submission.tokens, submission.left = 0, None
         if not submission.is_append and submission.answered:
             self._count(submission, waited_s * 1e3, max(1, tokens))
         self._note(submission, now, tokens)

@@ -244,6 +244,5 @@ async def answer(outputs: AsyncIterator[Any]) -> AsyncGenerator[OutputTokens, No
         if reason == "stop" and ids and ids[-1] == completion.stop_reason:
             stop = ids.pop()
         if ids or reason is not None:
-            drafts = None if reason is None else counts_of(output)
-            yield OutputTokens(ids, reason, stop, output.num_cached_tokens if first else None, drafts)
+            yield OutputTokens(ids, reason, stop, output.num_cached_tokens if first else None, counts_of(output))
             first = False
