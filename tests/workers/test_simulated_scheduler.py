@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pingpong_bus.messages import DecodePace, Sampling
+from pingpong_bus.messages import DecodePace, KeptPrefix, Sampling
 from pingpong_worker.config import SimulatedSettings
 from pingpong_worker.decode_first import PATIENCE
 from pingpong_worker.simulated_messages import Chunk, Computed, Sampled
@@ -244,3 +244,35 @@ def test_what_a_short_last_chunk_computed_is_not_found_later() -> None:
     assert [shape(scheduler) for _ in range(2)] == [{"g": 16}, {"g": 12}]
     scheduler.add(Chunk("plain", list(range(28)), None, sampling(1)))
     assert shape(scheduler) == {"plain": 12}
+
+
+def ask(scheduler: SimulatedScheduler, name: str, ids: list[int], keep: KeptPrefix | None = None) -> int:
+    """Let a request end that writes one token; gives how much of its prompt was found."""
+    scheduler.add(Chunk(name, ids, None, sampling(1), keep=keep))
+    while (step := scheduler.plan()) is not None:
+        for reply in scheduler.commit(step):
+            if isinstance(reply, Sampled):
+                return reply.cached_tokens
+    raise AssertionError("no answer")
+
+
+@pytest.mark.parametrize(
+    ("share", "reuse", "found"), [(0.5, 1.0, 32), (0.5, None, 0), (0.0, 1.0, 0), (0.1, 1.0, 16), (1.0, 1.0, 32)]
+)
+def test_a_beginning_that_is_expected_back_is_kept(share: float, reuse: float | None, found: int) -> None:
+    scheduler, known = SimulatedScheduler(settings(kv_tokens=160), keep=share), list(range(40))
+    keep = KeptPrefix(tokens=34, reuse=reuse) if reuse else None
+    ask(scheduler, "known", [*known, 1], keep)
+    for other in range(20):
+        ask(scheduler, f"other {other}", [50 + other] * 60)
+    assert ask(scheduler, "again", [*known, 2], keep) == found
+    scheduler.reset_prefix_cache()
+    assert ask(scheduler, "again after a reset", [*known, 2], keep) == 0
+
+
+def test_kept_ones_go_where_there_are_no_others() -> None:
+    scheduler = SimulatedScheduler(settings(kv_tokens=160), keep=1.0)
+    for name in range(4):
+        ask(scheduler, f"{name}", [name] * 60, KeptPrefix(tokens=60, reuse=1.0 + name))
+    assert ask(scheduler, "a", [3] * 60 + [9]) == 60
+    assert ask(scheduler, "b", [0] * 60 + [9]) == 0

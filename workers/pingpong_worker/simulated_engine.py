@@ -82,7 +82,13 @@ class SimulatedEngine:
             batch_invariant=config.batch_invariant,
             decode_first=config.decode_first,
             overlap=config.decode_first,
+            keep_tokens=int(self._keep * (settings.kv_tokens // settings.block_size)) * settings.block_size,
         )
+
+    @property
+    def _keep(self) -> float:
+        """As in our schedulers for vLLM, nothing is kept where decodes do not go first."""
+        return self._config.keep_prefixes if self._config.decode_first else 0.0
 
     @property
     def pid(self) -> int | None:
@@ -99,7 +105,7 @@ class SimulatedEngine:
         check_settings(self._settings)
         self._model = model = await self._start_model()
         self._reader = asyncio.create_task(self._read(model))
-        self._send(Configure(self._settings, self._config.decode_first))
+        self._send(Configure(self._settings, self._config.decode_first, self._keep))
         await self._started.wait()
         await self.check()
 
@@ -113,12 +119,12 @@ class SimulatedEngine:
         pace: DecodePace | None = None,
         grid: int | None = None,
         drafts: Sequence[Sequence[int]] | None = None,  # noqa: ARG002
-        keep: KeptPrefix | None = None,  # noqa: ARG002
+        keep: KeptPrefix | None = None,
     ) -> SimulatedSession:
         """A new session of the kind wished for; both take any sampling, and only one is held to a grid."""
         if (kind or self._default_kind) == "streaming-input" and grid is None:
-            return StreamingSession(self, session_id, cache_salt, pace)
-        return PrefixSession(self, session_id, cache_salt, pace, grid)
+            return StreamingSession(self, session_id, cache_salt, pace, keep=keep)
+        return PrefixSession(self, session_id, cache_salt, pace, grid, keep)
 
     async def reset_prefix_cache(self) -> None:
         """Forget every cached block."""

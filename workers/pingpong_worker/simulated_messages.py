@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pingpong_bus.messages import DecodePace, Sampling, SchedulerState
+from pingpong_bus.messages import DecodePace, KeptPrefix, Sampling, SchedulerState
 from pingpong_worker.config import SimulatedSettings
 
 
@@ -17,6 +17,8 @@ class Configure(_Tagged, frozen=True):
 
     settings: SimulatedSettings
     decode_first: bool = True
+    keep: float = 0.0
+    """The part of the prefix cache that beginnings may hold which are expected to come again."""
 
 
 class Chunk(_Tagged, frozen=True):
@@ -33,6 +35,8 @@ class Chunk(_Tagged, frozen=True):
     """What its decoding may be slowed to by appends."""
     grid: int | None = None
     """Cells in tokens that its prompt is cut at; given with the first chunk."""
+    keep: KeptPrefix | None = None
+    """How much of its beginning is expected to come again; given with the first chunk."""
 
 
 class Abort(_Tagged, frozen=True):

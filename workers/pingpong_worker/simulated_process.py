@@ -76,7 +76,7 @@ class SimulatedModel:
         setup = self._configure()
         self._load(setup.settings.start_ms * 1e-3 * setup.settings.time_scale)
         self._arrivals = Arrivals(TimingModel(setup.settings))
-        self._scheduler = SimulatedScheduler(setup.settings, decode_first=setup.decode_first)
+        self._scheduler = SimulatedScheduler(setup.settings, decode_first=setup.decode_first, keep=setup.keep)
         self._bursts = Bursts(setup.settings)
         self._collections = collections_of_this_process()
         self._shown: SchedulerState | None = None

@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Sequence
 
-from pingpong_bus.messages import DecodePace, Sampling
+from pingpong_bus.messages import DecodePace, KeptPrefix, Sampling
 
 EOS = 257
 """The token that ends an answer; `<|im_end|>` in `simulated_prompts.py`."""
@@ -19,9 +19,10 @@ _EOS_ONE_IN = 128
 class Request:
     """One request: its ids, and how many of them are computed."""
 
-    def __init__(self, request: str, salt: str | None, grid: int | None = None) -> None:
+    def __init__(self, request: str, salt: str | None, grid: int | None = None, keep: KeptPrefix | None = None) -> None:
         self.id = request
         self.grid = grid
+        self.keep = keep
         self.pace = DecodePace()
         self.is_append = False
         self.ids: list[int] = []

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pingpong_bus.messages import DecodePace, Sampling, SchedulerState
+from pingpong_bus.messages import DecodePace, KeptPrefix, Sampling, SchedulerState
 from pingpong_worker.config import SimulatedSettings
 from pingpong_worker.decode_first import DecodeFirst, Grant, StepView
 from pingpong_worker.simulated_cache import PrefixCache
@@ -40,13 +40,16 @@ class SimulatedScheduler:
     Args:
         settings: of the engine.
         decode_first: whether appends are held back; else they are requests like others.
+        keep: the part of the prefix cache that beginnings may hold which are expected to come again.
     """
 
-    def __init__(self, settings: SimulatedSettings, *, decode_first: bool = True) -> None:
+    def __init__(self, settings: SimulatedSettings, *, decode_first: bool = True, keep: float = 0.0) -> None:
         self._settings = settings
         self._timing = TimingModel(settings)
         self._policy = DecodeFirst(self._timing, (), settings.max_num_batched_tokens) if decode_first else None
-        self._cache = PrefixCache(settings.kv_tokens // settings.block_size)
+        self._cache = PrefixCache(settings.kv_tokens // settings.block_size, keep)
+        self._seconds = 0.0
+        """That its steps took: its clock."""
         self._free_blocks = settings.kv_tokens // settings.block_size
         self._requests: dict[str, Request] = {}
         self._waiting: deque[Request] = deque()
@@ -57,7 +60,7 @@ class SimulatedScheduler:
         """Give a request its next prompt tokens."""
         request = self._requests.get(chunk.request)
         if request is None:
-            request = self._requests[chunk.request] = Request(chunk.request, chunk.salt, chunk.grid)
+            request = self._requests[chunk.request] = Request(chunk.request, chunk.salt, chunk.grid, chunk.keep)
             self._waiting.append(request)
         request.extend(chunk.ids)
         request.prompt_tokens += len(chunk.ids)
@@ -113,6 +116,7 @@ class SimulatedScheduler:
         Of a request aborted since, what the step has computed stays in the prefix cache, as in vLLM.
         """
         replies: list[Reply] = []
+        self._seconds += step.duration_s
         for request, tokens in step.rows:
             self._compute(request, tokens)
             if request.ended or request.left:
@@ -203,6 +207,7 @@ class SimulatedScheduler:
             return False
         request.reserved_blocks += missing
         self._free_blocks -= missing
+        self._cache.use(self._settings.kv_tokens // self._settings.block_size - self._free_blocks)
         return True
 
     def _duration(self, rows: list[tuple[Request, int]]) -> float:
@@ -217,6 +222,17 @@ class SimulatedScheduler:
         request.computed += tokens
         for block in range(first, request.cacheable // size):
             self._cache.add(request.block_hash(block, size))
+        if request.keep is not None:
+            self._keep(request, request.keep)
+
+    def _keep(self, request: Request, keep: KeptPrefix) -> None:
+        """Let a beginning stay in the cache that is expected to come again, once it is computed."""
+        size, tokens = self._settings.block_size, keep.tokens - keep.tokens % self._settings.block_size
+        if not 0 < tokens <= request.computed:
+            return
+        blocks = [request.block_hash(block, size) for block in range(tokens // size)]
+        cost = self._timing.price(tokens, self._timing.work(0, tokens, decode=False), "prompts")
+        self._cache.keep(blocks, keep.reuse, cost, self._seconds)
 
     def _sample(self, request: Request, sampling: Sampling) -> Sampled:
         token = request.sample(sampling)
@@ -240,5 +256,6 @@ class SimulatedScheduler:
         if request.admitted:
             self._running.remove(request)
             self._free_blocks += request.reserved_blocks
+            self._cache.use(self._settings.kv_tokens // self._settings.block_size - self._free_blocks)
         else:
             self._waiting.remove(request)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pingpong_bus.errors import EngineError, EngineLost
-from pingpong_bus.messages import DecodePace, Sampling, SessionKind
+from pingpong_bus.messages import DecodePace, KeptPrefix, Sampling, SessionKind
 from pingpong_worker.engine import OutputTokens
 from pingpong_worker.simulated_messages import Chunk, Computed, Sampled
 
@@ -36,10 +36,12 @@ class SimulatedSession(ABC):
         cache_salt: str | None,
         pace: DecodePace | None = None,
         grid: int | None = None,
+        keep: KeptPrefix | None = None,
     ) -> None:
         self._engine = engine
         self._pace = pace or DecodePace()
         self._grid = grid
+        self._keep = keep
         # Not the session's id alone: outputs may still be on their way for one of that id which was aborted before.
         self._id = f"{session_id}@{next(_serials)}"
         # What was computed on a grid is found by what is on the same grid alone.
@@ -98,8 +100,9 @@ class PrefixSession(SimulatedSession):
         cache_salt: str | None,
         pace: DecodePace | None = None,
         grid: int | None = None,
+        keep: KeptPrefix | None = None,
     ) -> None:
-        super().__init__(engine, session_id, cache_salt, pace, grid)
+        super().__init__(engine, session_id, cache_salt, pace, grid, keep)
         self._submissions = 0
         self._request = ""
 
@@ -137,7 +140,8 @@ class PrefixSession(SimulatedSession):
         self._request = f"{self._id}#{self._submissions}"
         self._inbox = asyncio.Queue()
         self._engine.submit(
-            Chunk(self._request, self._prompt, self._salt, sampling, append, self._pace, self._grid), self._inbox
+            Chunk(self._request, self._prompt, self._salt, sampling, append, self._pace, self._grid, self._keep),
+            self._inbox,
         )
 
 
@@ -170,4 +174,5 @@ class StreamingSession(SimulatedSession):
     def _submit(self, ids: Sequence[int], sampling: Sampling | None) -> None:
         self._prompt.extend(ids)
         self._engine.check_prompt(self._prompt, sampling.max_tokens if sampling else 1)
-        self._engine.submit(Chunk(self._id, list(ids), self._salt, sampling, pace=self._pace), self._inbox)
+        chunk = Chunk(self._id, list(ids), self._salt, sampling, pace=self._pace, keep=self._keep)
+        self._engine.submit(chunk, self._inbox)
