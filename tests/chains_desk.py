@@ -16,6 +16,7 @@ from pingpong_bus.messages import (
     ChainEvent,
     ChainResult,
     DeviceState,
+    DraftCounts,
     EngineFigures,
     EngineLimits,
     GroupHealth,
@@ -208,7 +209,11 @@ def advance(worker: FakeWorker, hop: FakeHop, *, fails: bool = False) -> None:
         del worker.running[number]
         if hop.writer is not None:
             hop.writer.close("length")
-        report(HopEnded(hop=number, state="finished", at_ns=4, output_tokens=OUTPUT, finish_reason="length"))
+        # What is guessed saves two steps of three.
+        drafts = DraftCounts(steps=1, drafted=4, accepted=2) if hop.spec.speculate else None
+        report(
+            HopEnded(hop=number, state="finished", at_ns=4, output_tokens=OUTPUT, finish_reason="length", drafts=drafts)
+        )
         if hop.spec.match is not None:
             report(HopChecked(hop=number, prompt_token_match=True))
     hop.step += 1
@@ -297,15 +302,19 @@ def chain_reading(reads: list[set[int]], *, ids: bool = False, start: str = "fir
 class Service:
     """Chains over a fake fleet and a fake store."""
 
-    def __init__(self, figures: EngineFigures | None = None) -> None:
+    def __init__(
+        self, figures: EngineFigures | None = None, limits: EngineLimits = LIMITS, more: dict[str, Any] | None = None
+    ) -> None:
         self.figures = figures
         """Of the engines."""
+        self.more = more or {}
+        """Further keys of the daemon's configuration, from its next start on."""
         self.runner = asyncio.Runner()
         self.store = FakeStore()
         self.events: list[ChainEvent] = []
         self.submitted: list[str] = []
         self.restarted = False
-        self.limits = LIMITS
+        self.limits = limits
         """Of the engines, from the daemon's next start on."""
         self.vllm: dict[str, Any] = {}
         """Raw arguments of the daemon's configuration, likewise."""
@@ -316,7 +325,7 @@ class Service:
         self.slab = Slab.create(SLOTS, 16)
         groups = [{"name": name, "devices": ["cpu:0"]} for name in "ab"]
         keys = {"max_queued": 4, "restart": {"give_up_after": 1000}, "vllm": self.vllm}
-        config = parse_config({"engine": "simulated", "groups": groups} | keys)
+        config = parse_config({"engine": "simulated", "groups": groups} | keys | self.more)
         self.chains = Chains(config, self.slab, self.store, self.events.append)  # type: ignore[arg-type]
         self.fleet = FakeFleet("ab", self.slab)
         for worker in self.fleet.workers.values():

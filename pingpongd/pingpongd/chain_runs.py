@@ -294,7 +294,6 @@ class ChainRuns:
         self._take_output(record, index, TokenLogReader(self._slab, agent.stream).peek()[0], "")
         agent.session = message.session
         agent.add_counts(message.drafts, message.seam)
-        agent.add_counts(message.drafts, message.seam)
         yielded = record.state.phases[index] is Phase.YIELDING
         why = "it gave way: an agent that it reads from waits" if yielded else message.message
         agent.entries[-1].end(state, message.at_ns, len(agent.output_ids), why)
