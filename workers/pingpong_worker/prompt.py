@@ -27,46 +27,71 @@ from pingpong_bus.chain import (
 )
 from pingpong_bus.errors import ChainError, ConfigError
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, PreparedAgent, Segment
-from pingpong_worker.text import DecodeStream, TextCodec, WindowDecodeStream
+from pingpong_bus.think_blocks import opens_block
+from pingpong_worker.incremental_tokens import GrowingIds
+from pingpong_worker.text import DecodeStream, TextCodec, WindowDecodeStream, decode_all
 
 if TYPE_CHECKING:  # both come with an engine, and the simulated one needs neither
     from pingpong_worker.chat_template import ChatTemplate, Layout
     from pingpong_worker.prompt_tokenizer import PromptTokenizer
 
 
+Outputs = Mapping[int, Sequence[int]] | Mapping[int, str]
+"""Of agents, by index."""
+
+
 class PromptCodec(TextCodec, Protocol):
     """What a worker asks of a model's tokenizer and chat template."""
 
-    def prepare(self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int) -> list[PreparedAgent]:
-        """Render and tokenize the prompts of all agents.
+    def prepare(
+        self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int, agents: Sequence[int] | None = None
+    ) -> list[PreparedAgent]:
+        """Render and tokenize prompts.
 
         Args:
             chain: validated.
             inputs: a value for each of the chain's inputs.
             limits_vocabulary: the engine takes ids below it.
+            agents: whose, by index; None: all. Of a step there is none.
 
         Raises:
             ChainError: naming the field that cannot be made a prompt.
         """
         ...
 
-    def join(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
+    def join(self, joined: JoinedPrompt, outputs: Outputs) -> list[int]:
         """The ids of a prompt whose outputs are text like a user's: control tokens count in the template only.
 
         Args:
             joined: the prompt. Of a `raw_prompt`, its one message holds the parts that `raw_parts` gives.
-            outputs: the whole output of every agent it reads, by index in the chain.
+            outputs: the whole output of every agent it reads, by index in the chain: text, or ids of this tokenizer.
 
         Raises:
             ChainError: the template refuses these texts.
         """
         ...
 
-    def tokenize_whole(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
+    def tokenize_whole(self, joined: JoinedPrompt, outputs: Outputs) -> list[int]:
         """The ids of the same text tokenized at once, as whoever has nothing but the text would do it.
 
         No borders of parts are kept, and control tokens count wherever the text spells them: never for an engine.
         Takes and raises what `join` does.
+        """
+        ...
+
+    def parts(self, joined: JoinedPrompt) -> list[TextPart | OutputPart]:
+        """A prompt's text as far as it is known without the outputs, with their places in it.
+
+        Only of a prompt that can be cut (not `PreparedAgent.joined`). Raises what `join` does.
+        """
+        ...
+
+    def growing(self, *, control: bool, first: bool = False) -> GrowingIds:
+        """Tokenizes a part of a prompt while its text comes: `control` text as the template's own, other text plain.
+
+        Args:
+            control: whether control tokens count in it.
+            first: whether it begins the prompt.
         """
         ...
 
@@ -127,16 +152,30 @@ class Prompts:
             ) from error
         return cls(tokenizer)
 
-    def prepare(self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int) -> list[PreparedAgent]:
+    def prepare(
+        self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int, agents: Sequence[int] | None = None
+    ) -> list[PreparedAgent]:
         """See `PromptCodec`."""
-        return [self._prepare(chain, index, inputs, limits_vocabulary) for index in range(len(chain.agents))]
+        wanted = range(len(chain.agents)) if agents is None else agents
+        return [self._prepare(chain, index, inputs, limits_vocabulary) for index in wanted]
 
-    def join(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
+    def join(self, joined: JoinedPrompt, outputs: Outputs) -> list[int]:
         """See `PromptCodec`."""
         segments = self._segments(merge_text(self._joined_parts(joined, outputs)))
         return [token for segment in segments if isinstance(segment, Literals) for token in segment.ids]
 
-    def tokenize_whole(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[int]:
+    def parts(self, joined: JoinedPrompt) -> list[TextPart | OutputPart]:
+        """See `PromptCodec`."""
+        if joined.agent.raw_prompt is not None:
+            return list(joined.messages[0].parts)
+        template = self._require_template(f'agent "{joined.agent.name}"')
+        return template.lay_out(joined.messages, joined.agent.chat_template_kwargs).parts
+
+    def growing(self, *, control: bool, first: bool = False) -> GrowingIds:
+        """See `PromptCodec`."""
+        return self._tokenizer.growing(control=control, first=first)
+
+    def tokenize_whole(self, joined: JoinedPrompt, outputs: Outputs) -> list[int]:
         """See `PromptCodec`."""
         text = "".join(part.text for part in self._joined_parts(joined, outputs))
         return self._tokenizer.control(text, first=True)
@@ -149,12 +188,11 @@ class Prompts:
         """See `TextCodec`."""
         return self._tokenizer.plain(text)
 
-    def _joined_parts(self, joined: JoinedPrompt, outputs: Mapping[int, Sequence[int]]) -> list[TextPart]:
+    def _joined_parts(self, joined: JoinedPrompt, outputs: Outputs) -> list[TextPart]:
         """A prompt's parts with outputs as text."""
         texts: dict[int, str] = {}
-        for agent, ids in outputs.items():
-            stream = self.decode_stream()
-            texts[agent] = stream.step(ids) + stream.finish()
+        for agent, output in outputs.items():
+            texts[agent] = output if isinstance(output, str) else decode_all(self.decode_stream(), output)
 
         def fill(part: TextPart | OutputPart) -> TextPart:
             return TextPart(texts[part.agent]) if isinstance(part, OutputPart) else part
@@ -171,21 +209,24 @@ class Prompts:
 
     def _prepare(self, chain: Chain, index: int, inputs: dict[str, str], vocabulary: int) -> PreparedAgent:
         agent = chain.agents[index]
+        if agent.is_step:
+            return PreparedAgent(segments=[])
         check_ids(chain, index, vocabulary)
-        note = ""
+        note, opening = "", ""
         if agent.prompt_ids is not None:
             field = f"agents[{index}].prompt_ids"
             segments = self._segments(raw_parts(chain, index, inputs))
         elif agent.raw_prompt is not None:
             field = f"agents[{index}].raw_prompt"
-            segments = self._segments(raw_parts(chain, index, inputs))
+            parts = raw_parts(chain, index, inputs)
+            segments, opening = self._segments(parts), end_of(parts)
         else:
             field = f"agents[{index}].{'prompt' if agent.messages is None else 'messages'}"
             layout = self._lay_out(chain, index, inputs, field)
-            segments = self._segments(layout.parts)
+            segments, opening = self._segments(layout.parts), end_of(layout.parts)
             note = layout.obstacle if any(isinstance(segment, OutputOf) for segment in segments) else ""
         check_segments(segments, field)
-        return PreparedAgent(segments=segments, joined=bool(note), note=note)
+        return PreparedAgent(segments=segments, joined=bool(note), note=note, thinking=opens_block(opening))
 
     def _lay_out(self, chain: Chain, index: int, inputs: dict[str, str], field: str) -> Layout:
         agent = chain.agents[index]
@@ -243,14 +284,18 @@ class Prompts:
         return segments
 
 
-def prepare_ids(chain: Chain, limits_vocabulary: int) -> list[PreparedAgent]:
-    """Prepare a chain for a model without a tokenizer: prompts given as ids need none.
+def prepare_ids(chain: Chain, limits_vocabulary: int, agents: Sequence[int] | None = None) -> list[PreparedAgent]:
+    """Prepare a chain, or these agents of it, for a model without a tokenizer: prompts given as ids need none.
 
     Raises:
         ChainError: an agent has text or stop strings, or an id that the model does not know.
     """
     prepared: list[PreparedAgent] = []
-    for index, agent in enumerate(chain.agents):
+    for index in range(len(chain.agents)) if agents is None else agents:
+        agent = chain.agents[index]
+        if agent.is_step:
+            prepared.append(PreparedAgent(segments=[]))
+            continue
         if agent.prompt_ids is None or agent.stop:
             raise ChainError(
                 "the model has no tokenizer, so text means nothing to it.",
@@ -266,6 +311,12 @@ def prepare_ids(chain: Chain, limits_vocabulary: int) -> list[PreparedAgent]:
                 segments.append(Literals(ids=part.ids))
         prepared.append(PreparedAgent(segments=segments))
     return prepared
+
+
+def end_of(parts: Sequence[Part]) -> str:
+    """The text of the template or the chain at a prompt's end; empty where something else ends it."""
+    last = parts[-1] if parts else None
+    return last.text if isinstance(last, TextPart) and last.control else ""
 
 
 def check_ids(chain: Chain, index: int, limits_vocabulary: int) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from pingpong_worker.incremental_tokens import IncrementalTokens
+from pingpong_worker.token_cuts import CutRule, NoRule
 
 
 class PromptTokenizer:
@@ -17,9 +22,12 @@ class PromptTokenizer:
 
     def __init__(self, definition: str) -> None:
         inner = _without_prefix(json.loads(definition))
+        plain = _all_special(json.loads(inner))
+        self._definitions = {"inner": inner, "plain": plain}
+        self._same_first = json.loads(inner) == json.loads(definition)
         self._first = _load(definition)
         self._inner = _load(inner)
-        self._plain = _load(_all_special(json.loads(inner)))
+        self._plain = _load(plain)
         self._plain.encode_special_tokens = True
         added = self._first.get_added_tokens_decoder()
         self.silent = frozenset(token for token, entry in added.items() if entry.special)
@@ -34,6 +42,44 @@ class PromptTokenizer:
         """The control tokens as text: all that were added to the vocabulary, but for runs of white space."""
         self.shown_tokens = [content for token, content in control.items() if token not in self.silent]
         """Those of them that are not special: they give text."""
+
+    @property
+    def obstacle(self) -> str:
+        """Why no id of plain text is certain before its end, in a clause; empty where ids are. Slow the first time."""
+        found = self._plain_rule
+        return found if isinstance(found, str) else ""
+
+    def growing(self, *, control: bool, first: bool) -> IncrementalTokens:
+        """What `control` or `plain` gives, while the text comes. Slow the first time: rules are made.
+
+        Args:
+            control: as which of the two.
+            first: as of `control`.
+        """
+        if not control:
+            rule = self._plain_rule
+            return IncrementalTokens(
+                rule if isinstance(rule, CutRule) else None,
+                lambda text: list(self._plain.encode(text, add_special_tokens=False).ids),
+                suspect=lambda ids: not self._control_ids.isdisjoint(ids),
+                finish=self.plain,
+            )
+        rule = None if first and not self._same_first else self._control_rule
+        return IncrementalTokens(rule, lambda text: self.control(text, first=first))
+
+    @functools.cached_property
+    def _plain_rule(self) -> CutRule | str:
+        try:
+            return CutRule(self._plain, self._definitions["plain"], read_special=False)
+        except NoRule as error:
+            return str(error)
+
+    @functools.cached_property
+    def _control_rule(self) -> CutRule | None:
+        try:
+            return CutRule(self._inner, self._definitions["inner"], read_special=True)
+        except NoRule:
+            return None
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids; ids beyond the vocabulary give none."""
@@ -62,6 +108,17 @@ class PromptTokenizer:
             else:
                 ids += [token for token in encoded.ids if token not in self._control_ids]
         return ids
+
+
+def tokenizer_digest(definition: str) -> str:
+    """A digest of what ids mean: equal for tokenizers whose ids can stand for each other's.
+
+    Args:
+        definition: a tokenizer.json.
+    """
+    parsed = json.loads(definition)
+    meaning = {key: parsed.get(key) for key in ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")}
+    return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 
 def _load(definition: str) -> Any:

@@ -43,6 +43,11 @@ class TextCodec(Protocol):
         ...
 
 
+def decode_all(stream: DecodeStream, ids: Sequence[int]) -> str:
+    """The text of a whole answer, token by token: the same as where they came one by one."""
+    return "".join([*(stream.step((token,)) for token in ids), stream.finish()])
+
+
 class WindowDecodeStream:
     """A `DecodeStream` over any function from ids to text.
 

@@ -108,9 +108,10 @@ class Requests:
     async def _prepare(self, serving: Serving, message: Prepare) -> WorkerMessage:
         """Tokenize in a thread: tokens of running hops are never held up."""
         vocabulary = serving.engine.limits.vocabulary_size
+        wanted = message.agents
         if serving.prompts is None:
-            return Prepared(request=message.request, agents=prepare_ids(message.chain, vocabulary))
-        agents = await asyncio.to_thread(serving.prompts.prepare, message.chain, message.inputs, vocabulary)
+            return Prepared(request=message.request, agents=prepare_ids(message.chain, vocabulary, wanted))
+        agents = await asyncio.to_thread(serving.prompts.prepare, message.chain, message.inputs, vocabulary, wanted)
         return Prepared(request=message.request, agents=agents)
 
     async def _reset(self, serving: Serving, request: int) -> WorkerMessage:
