@@ -574,6 +574,7 @@ class ChainRuns:
             record.state.upstreams[index],
             self.room.tokenizers(models),
             lambda at: self._fleet.tokenizer_source(models[at] or ""),
+            record.prepared,
         )
 
     @property

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pingpong_bus.chain import Chain
 from pingpong_bus.errors import ChainError
-from pingpong_bus.messages import OutputSource, TokenizerSource
+from pingpong_bus.messages import OutputSource, PreparedAgent, TokenizerSource
 from pingpong_bus.references import expanded_length
 
 MORE_IDS = 1.5
@@ -91,6 +91,7 @@ def output_sources(
     reads: Sequence[int],
     tokenizers: Sequence[str | None],
     tokenizer_of: Callable[[int], TokenizerSource],
+    prepared: Sequence[PreparedAgent],
 ) -> dict[int, OutputSource]:
     """How an agent's upstream logs become text, by agent; those that its own worker can just decode are left out.
 
@@ -100,6 +101,7 @@ def output_sources(
         reads: the agents it reads.
         tokenizers: as for `text_prompts`.
         tokenizer_of: where the tokenizer of an agent's model is loaded from.
+        prepared: the prompts, per agent: some end inside a block that is to be left out.
     """
     found: dict[int, OutputSource] = {}
     for at in reads:
@@ -109,7 +111,10 @@ def output_sources(
             continue
         foreign = tokenizers[at] != tokenizers[index]
         if foreign or upstream.strip is not None:
-            found[at] = OutputSource(tokenizer=tokenizer_of(at) if foreign else None, strip=upstream.strip)
+            inside = prepared[at].thinking if upstream.strip is not None else None
+            found[at] = OutputSource(
+                tokenizer=tokenizer_of(at) if foreign else None, strip=upstream.strip, inside=inside
+            )
     return found
 
 

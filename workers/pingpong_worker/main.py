@@ -94,12 +94,12 @@ def vllm_parts(config: WorkerConfig) -> Parts[VllmEngine]:
 def simulated_parts(config: WorkerConfig) -> Parts[SimulatedEngine]:
     """A simulated engine: its devices are names only, for it also plays machines that are not there."""
     from pingpong_worker.simulated_engine import SimulatedEngine
-    from pingpong_worker.simulated_prompts import SimulatedPrompts
+    from pingpong_worker.simulated_prompts import simulated_prompts
 
     return Parts(
         lambda: None,
         lambda on_progress: SimulatedEngine(config, on_progress=on_progress),
-        lambda _: SimulatedPrompts(),
+        lambda _: simulated_prompts(config.model),
     )
 
 

@@ -27,6 +27,7 @@ from pingpong_worker.simulated_messages import (
     Scheduled,
     Started,
 )
+from pingpong_worker.simulated_prompts import PAIRS, simulated_prompts
 from pingpong_worker.simulated_request import EOS, next_logprob
 from pingpong_worker.simulated_sessions import Inbox, PrefixSession, SimulatedSession, StreamingSession
 
@@ -68,7 +69,7 @@ class SimulatedEngine:
         refusal = grid_refusal(config)
         return EngineLimits(
             engine="simulated 1",
-            model="simulated",
+            model=PAIRS if config.model == PAIRS else "simulated",
             max_model_len=settings.max_model_len,
             vocabulary_size=settings.vocabulary_size,
             block_size=settings.block_size,
@@ -77,6 +78,7 @@ class SimulatedEngine:
             sessions=("prefix-cache", "streaming-input"),
             dtype="none",
             device="simulated",
+            tokenizer=simulated_prompts(config.model).tokenizer,
             grid_tokens=0 if refusal else grid_tokens(config),
             grid_refusal=refusal,
             batch_invariant=config.batch_invariant,
