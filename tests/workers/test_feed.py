@@ -19,6 +19,7 @@ from pingpong_bus.errors import EngineError
 from pingpong_bus.messages import (
     ChunkSettings,
     DecodePace,
+    DraftCounts,
     EngineLimits,
     HopAppended,
     HopEnded,
@@ -314,7 +315,30 @@ async def test_the_engine_is_told_of_pace_grid_and_salt() -> None:
         await finish(b, asyncio.create_task(feed.run()))
         (how,) = b.engine.opened
         sampling = Sampling(max_tokens=5)
-        assert how == {"pace": pace, "grid": 16, "cache_salt": "s", "kind": "prefix-cache", "sampling": sampling}
+        told = {"pace": pace, "grid": 16, "cache_salt": "s", "kind": "prefix-cache", "sampling": sampling}
+        assert how == told | {"drafts": None, "keep": None}
+
+
+async def test_guesses_are_asked_for_and_counted() -> None:
+    counts = DraftCounts(steps=2, drafted=3, accepted=1)
+    answer = [OutputTokens([72], drafts=None), OutputTokens([105, 33], "length", drafts=counts)]
+    async with bench(answer) as b:
+        feed = b.feed([literals(1)], speculate=True, drafts=[[72, 105]])
+        ended = await finish(b, asyncio.create_task(feed.run()))
+        assert b.engine.opened[0]["drafts"] == [[72, 105]]
+        assert ended.drafts == counts
+    async with bench(answer) as b:
+        ended = await finish(b, asyncio.create_task(b.feed([literals(1)], drafts=[[72, 105]]).run()))
+        assert b.engine.opened[0]["drafts"] is None, "nobody has asked for it"
+
+
+async def test_guesses_are_counted_where_a_stop_string_ends_the_answer() -> None:
+    counts = DraftCounts(steps=2, drafted=4, accepted=3)
+    async with bench([OutputTokens(list(b"one END two"), drafts=counts)]) as b:
+        feed = b.feed([literals(1)], sampling=Sampling(max_tokens=50, stop=["END"]), speculate=True)
+        ended = await finish(b, asyncio.create_task(feed.run()))
+        assert (ended.finish_reason, ended.drafts) == ("stop", counts)
+        assert b.log() == (list(b"one "), LogState.CLOSED)
 
 
 async def test_a_grid_that_the_engine_cannot_hold_fails_the_hop() -> None:

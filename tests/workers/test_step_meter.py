@@ -231,3 +231,15 @@ async def test_failures_end_what_waits() -> None:
     with pytest.raises(EngineError):
         await anext(session.finalize([1], SAMPLING))
     assert (meter.waiting, meter.steps) == (0, 0)
+
+
+def test_tokens_that_one_step_gave_together_are_one_wait() -> None:
+    meter = StepMeter()
+    answer = meter.submitted(10, 0.0, context=10)
+    meter.output(answer, 1.0)
+    meter.output(answer, 1.02, tokens=5, steps=1)
+    meter.output(answer, 1.06, tokens=4, steps=2)  # two steps, merged
+    (cell,) = meter.take_counts()
+    assert sum(cell.buckets.values()) == 3
+    assert cell.worst_ms == pytest.approx(40)
+    assert cell.total_ms == pytest.approx(60)

@@ -15,6 +15,7 @@ from typing import Literal
 from pingpong_bus.errors import BusError, ChainFailed, ConfigError, EngineLost, PingpongError
 from pingpong_bus.messages import (
     AppendRecord,
+    DraftCounts,
     HopAppended,
     HopChecked,
     HopEnded,
@@ -62,6 +63,8 @@ class Feed:
         self._prompt = GrowingPrompt(spec.segments, surroundings.slab, surroundings.subscriber)
         self._answer: Answer | None = None
         self._kind: SessionKind = spec.session or "prefix-cache"
+        self._drafts: DraftCounts | None = None
+        """How guessing its tokens has gone."""
         self._sent = 0
         """Prompt tokens given to the engine."""
         self._digest = hashlib.sha256()
@@ -110,6 +113,7 @@ class Feed:
             finish_reason=answer.finish_reason,
             stop_token=answer.stop_token,
             session=self._kind,
+            drafts=self._drafts,
         )
 
     def ended(self, state: Ending | Literal["failed"], error: PingpongError | None = None) -> HopEnded:
@@ -120,6 +124,7 @@ class Feed:
             at_ns=time.monotonic_ns(),
             output_tokens=self.output_tokens,
             session=self._kind,
+            drafts=self._drafts,
             code=error.code if error else "",
             message=str(error) if error else "",
         )
@@ -203,6 +208,8 @@ class Feed:
             kind=spec.session,
             pace=spec.pace,
             grid=spec.grid,
+            drafts=spec.drafts if spec.speculate else None,
+            keep=spec.keep,
         )
         session = MeteredSession(opened, self._around.meter)
         self._kind = session.kind
@@ -306,6 +313,7 @@ class Feed:
         async with aclosing(session.finalize([*rest, *behind], sampling)) as outputs:
             self._report(finalized)
             async for tokens in outputs:
+                self._drafts = tokens.drafts or self._drafts
                 if (new := replay.take(tokens)) is not None:
                     answer.take(new)
                 if first:

@@ -49,11 +49,16 @@ class MeteredSession:
         self._sent += len(ids)
         self._uncomputed += len(ids)
         submission = self._submitted(is_append=False)
+        counted = 1  # the step of the prompt gives the first token, before anything is guessed
         try:
             async with aclosing(self._session.finalize(ids, sampling)) as outputs:
                 async for tokens in outputs:
                     computed = self._computed(tokens)
-                    self._meter.output(submission, time.monotonic(), tokens=len(tokens.ids), computed=computed)
+                    steps = None if tokens.drafts is None else tokens.drafts.steps - counted
+                    counted += steps or 0
+                    self._meter.output(
+                        submission, time.monotonic(), tokens=len(tokens.ids), steps=steps, computed=computed
+                    )
                     yield tokens
         finally:
             self._meter.ended(submission, time.monotonic())

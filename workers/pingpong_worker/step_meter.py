@@ -152,13 +152,23 @@ class StepMeter:
             self.steps += 1
             submission.left = min(left, submission.tokens)
 
-    def output(self, submission: Submission, now: float, *, tokens: int = 1, computed: int | None = None) -> None:
+    def output(
+        self,
+        submission: Submission,
+        now: float,
+        *,
+        tokens: int = 1,
+        steps: int | None = None,
+        computed: int | None = None,
+    ) -> None:
         """Something has come back.
 
         Args:
             submission: whose output it is.
             now: the time in seconds.
             tokens: how many tokens it has; one without any is progress all the same.
+            steps: how many steps of the engine gave them, where its tokens are guessed: a wait for several of one step
+                is one wait, and no shorter one than another's. None: as many as there are tokens.
             computed: with a first output, the prompt tokens that had to be computed for it; None where it is not
                 known how many were found in a prefix cache.
         """
@@ -173,7 +183,7 @@ class StepMeter:
                 learn(waited_s / known)
         submission.tokens, submission.left = 0, None
         if not submission.is_append and submission.answered:
-            self._count(submission, waited_s * 1e3, max(1, tokens))
+            self._count(submission, waited_s * 1e3, max(1, tokens if steps is None else steps))
         self._note(submission, now, tokens)
         for other in self._in_flight:
             if other is not submission:

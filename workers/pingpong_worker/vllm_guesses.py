@@ -47,8 +47,9 @@ class _Guessed:
         new = list(self.request.output_token_ids[self.matcher.written :])
         self.drafted += drafted
         if new:
-            self.steps += 1
-            self.accepted += min(drafted, len(new) - 1)
+            accepted = min(drafted, len(new) - 1)
+            self.accepted += accepted
+            self.steps += len(new) - accepted
             self.matcher.extend(new)
 
     @property
@@ -111,7 +112,7 @@ class Guesses:
 
         Args:
             output: its `SchedulerOutput`.
-            results: what `update_from_output` gives, by client; what is said of requests that have finished is added.
+            results: what `update_from_output` gives, by client; what is known of guesses is added.
             now: in seconds.
         """
         guessed: Mapping[str, Sequence[int]] = output.scheduled_spec_decode_tokens
@@ -125,8 +126,10 @@ class Guesses:
                 state.take(len(guessed.get(name, ())))
         for client in results.values() if results else ():
             for result in client.outputs:
-                if result.finish_reason is not None and (state := self._known.pop(result.request_id, None)):
+                if (state := self._known.get(result.request_id)) is not None:
                     result.kv_transfer_params = {**(result.kv_transfer_params or {}), KEY: {COUNTS: state.counts}}
+                    if result.finish_reason is not None:
+                        del self._known[result.request_id]
 
     def _state(self, request: Any) -> _Guessed:
         state = self._known.get(request.request_id)

@@ -14,7 +14,7 @@ from pingpong_worker.vllm_versions import GUESSES_UNTRIED_ON_GPUS, Version
 METHOD: Final = "chain"
 """`EngineLimits.speculation` of engines that guess: from the prompt, and from earlier runs of the chain."""
 COUNTS: Final = "drafts"
-"""Under the marks' key, in what an engine says of a finished request: steps, drafted and accepted tokens."""
+"""Under the marks' key, in what an engine says with a request's tokens: steps, drafted and accepted tokens so far."""
 _OWN_ARGUMENTS: Final = ("scheduler_cls", "speculative_config", "worker_cls")
 
 
@@ -61,7 +61,7 @@ def known_runs(drafts: Sequence[Sequence[int]], vocabulary_size: int) -> list[li
 
 
 def counts_of(output: Any) -> DraftCounts | None:
-    """What the scheduler said of a finished request's guesses, in vLLM's output of it; None where it said nothing."""
+    """What the scheduler said of a request's guesses, in one of vLLM's outputs; None where it said nothing."""
     said = getattr(output, "kv_transfer_params", None)
     counts = said.get(KEY, {}).get(COUNTS) if isinstance(said, dict) else None
     return None if counts is None else DraftCounts(**counts)
