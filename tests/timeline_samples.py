@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
+
 from pingpong_bus.messages import (
     AgentResult,
     AppendEntry,
     ChainResult,
+    DraftCounts,
     HopEntry,
     OutputRead,
     Prediction,
+    SeamCounts,
 )
 
 
@@ -144,6 +150,72 @@ def void_once() -> ChainResult:
         ],
     )
     return chain([first], "serial")
+
+
+def step(
+    name: str,
+    kind: Literal["extract", "call"],
+    moments: tuple[float, float, float],
+    *,
+    reads: str,
+    characters: int = 30,
+) -> AgentResult:
+    """A step that has finished: sent, begun, ended; it reads one agent."""
+    sent, began, ended = moments
+    entry = HopEntry(
+        worker="",
+        started_ms=sent,
+        opened_ms=began,
+        first_token_ms=ended,
+        ended_ms=ended,
+        state="finished",
+        tokens=characters,
+    )
+    return AgentResult(
+        name=name,
+        kind=kind,
+        state="finished",
+        finish_reason="stop",
+        opened_ms=began,
+        first_token_ms=ended,
+        last_token_ms=ended,
+        output_tokens=characters,
+        text="x" * characters,
+        hops=[entry],
+        reads=[OutputRead(agent=reads, at=None, tokens=40)],
+    )
+
+
+def with_steps() -> ChainResult:
+    """Two models, an extract and a call between them; the second agent has read its static parts ahead."""
+    replace = msgspec.structs.replace
+    first = agent("one", [hop("a", (11, 11, 111, 511), tokens=40, prompt=200, final=200)])
+    first = replace(first, model="small", drafts=DraftCounts(steps=25, drafted=30, accepted=15))
+    second = agent(
+        "two",
+        [hop("b", (112, 642, 662, 862), tokens=20, prompt=160, final=60, cached=96)],
+        [append(112, 212, 100, 100)],
+        [OutputRead(agent="call", at=None, tokens=60)],
+    )
+    second = replace(second, model="large", seam=SeamCounts(rollbacks=2, tokens=9))
+    predicted = Prediction(
+        placement="ping-pong",
+        groups=("a", "", "", "b"),
+        e2e_ms=800.0,
+        prefill_ms=120.0,
+        decode_ms=580.0,
+        steps_ms=100.0,
+    )
+    return chain(
+        [
+            first,
+            step("extract", "extract", (512, 512, 516), reads="one", characters=25),
+            step("call", "call", (517, 540, 641), reads="extract", characters=60),
+            second,
+        ],
+        predictions=[predicted],
+        predicted_ms=800.0,
+    )
 
 
 def queued() -> ChainResult:

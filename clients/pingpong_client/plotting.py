@@ -24,8 +24,15 @@ YELLOW = "#F0E442"
 GREY, INK, LIGHT = "#8C8C8C", "#333333", "#dddddd"
 CYCLE: Final = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY, INK)
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
-WORK: Final = {"prefill": BLUE, "append": ORANGE, "decode": "#B7E3D3", "wait": LIGHT, "wasted": VERMILION}
-"""By what a device does for a chain; apart in grey, too, but for the last."""
+WORK: Final = {
+    "prefill": BLUE,
+    "append": ORANGE,
+    "decode": "#B7E3D3",
+    "step": PURPLE,
+    "wait": LIGHT,
+    "wasted": VERMILION,
+}
+"""By what is done for a chain; apart in grey, too, but for the last."""
 DPI: Final = 110
 _SALT = "pingpongd"
 _FONT = "DejaVu Sans"

@@ -15,20 +15,21 @@ from typing import Literal
 
 import msgspec
 
-from pingpong_bus.messages import AgentResult, ChainResult, HopEntry, Prediction
+from pingpong_bus.messages import AgentResult, ChainResult, DraftCounts, HopEntry, Prediction
+from pingpong_client.guesses import all_drafts, is_step
 from pingpong_client.timeline_spans import HopSpans, chain_spans, hops_of, kept_from
 from pingpong_client.timeline_waste import Wasted, total, wasted
 
-PathKind = Literal["queue", "wait", "prefill", "decode", "recovery"]
-PATH_KINDS: tuple[PathKind, ...] = ("queue", "wait", "prefill", "decode", "recovery")
+PathKind = Literal["queue", "wait", "prefill", "decode", "step", "recovery"]
+PATH_KINDS: tuple[PathKind, ...] = ("queue", "wait", "prefill", "decode", "step", "recovery")
 
 
 class PathStep(msgspec.Struct, frozen=True):
     """A stretch of the critical path.
 
     ``queue``: the chain had not left the queue. ``wait``: the agent's turn had come, and no hop of it ran. ``prefill``:
-    from then, or from its hop's start, to its first token. ``decode``: until its last. ``recovery``: what a loss or a
-    move has cost: until its next hop ran, and its prompt was computed again.
+    from then, or from its hop's start, to its first token. ``decode``: until its last. ``step``: a step between agents
+    ran. ``recovery``: what a loss or a move has cost: until its next hop ran, and its prompt was computed again.
     """
 
     kind: PathKind
@@ -64,12 +65,18 @@ class AgentAccount(msgspec.Struct, frozen=True):
     hops: int
     wasted: Wasted
     on_path: bool
+    kind: Literal["agent", "extract", "call"] = "agent"
+    """Of a step `output_tokens` counts characters, and there is neither prefill nor decode."""
+    step_ms: float | None = None
+    """Of a step: what it took from its turn on."""
+    model: str = ""
+    drafts: DraftCounts | None = None
 
 
 class Comparison(msgspec.Struct, frozen=True):
     """A time as predicted and as it came, in ms."""
 
-    name: Literal["end to end", "prefill", "decode", "wait"]
+    name: Literal["end to end", "prefill", "decode", "steps", "wait"]
     predicted_ms: float
     took_ms: float
 
@@ -97,6 +104,8 @@ class Account(msgspec.Struct, frozen=True):
     or it is `recovered`. What is hidden is not among them: predicted is what it takes at full speed, and `hidden_ms` is
     how long it went on beside decodes."""
 
+    drafts: DraftCounts | None
+    """Of all agents together; None where no tokens were to be guessed."""
     recovered: bool
     """The daemon was restarted before it had finished: what was predicted is what was left then, not the whole."""
 
@@ -125,6 +134,7 @@ def account(result: ChainResult) -> Account:
         agents=agents,
         predicted=_predicted(result),
         comparisons=(),
+        drafts=all_drafts(result.agents),
         recovered=_recovered(result),
     )
     return msgspec.structs.replace(made, comparisons=_comparisons(made))
@@ -190,6 +200,11 @@ def _steps(agent: AgentResult, begin: float) -> list[PathStep]:
             cursor = end
 
     for number, hop in enumerate(hops):
+        if is_step(agent):
+            until(hop.opened_ms if hop.opened_ms is not None else last, "wait" if number == 0 else "recovery", hop)
+            ends = last if number == kept or hop.ended_ms is None else hop.ended_ms
+            until(ends, "step" if number == kept else "recovery", hop)
+            continue
         until(hop.started_ms, "wait" if number == 0 else "recovery", hop)
         end = hop.ended_ms if hop.ended_ms is not None and number + 1 < len(hops) else last
         if number < kept or (hop.first_token_ms is None and number + 1 < len(hops)):
@@ -215,14 +230,18 @@ def _agent(result: ChainResult, index: int, hops: Sequence[HopSpans], *, on_path
     through = max((span.sent for span in ahead if not span.overtaken and span.end_ms <= (ready or inf)), default=0)
     # Of an append that was not through, the caches may hold a part.
     held = min(agent.cached_tokens, max((span.sent for span in ahead), default=0))
-    first = agent.first_token_ms
+    first = None if is_step(agent) else agent.first_token_ms
     exposed = first - ready if first is not None and ready is not None else None
+
+    def spent(kind: PathKind) -> float | None:
+        return sum(step.ms for step in steps if step.kind == kind) if steps else None
+
     return AgentAccount(
         name=agent.name,
         workers=tuple(hop.entry.worker for hop in hops),
         ready_ms=ready,
-        prefill_ms=sum(step.ms for step in steps if step.kind == "prefill") if steps else exposed,
-        decode_ms=sum(step.ms for step in steps if step.kind == "decode") if steps else None,
+        prefill_ms=None if is_step(agent) else spent("prefill") if steps else exposed,
+        decode_ms=None if is_step(agent) else spent("decode"),
         hidden_ms=sum((span.end_ms if ready is None else min(span.end_ms, ready)) - span.start_ms for span in ahead),
         hidden_tokens=max(through, held),
         prompt_tokens=agent.prompt_tokens,
@@ -231,6 +250,10 @@ def _agent(result: ChainResult, index: int, hops: Sequence[HopSpans], *, on_path
         hops=len(hops),
         wasted=wasted(result, agent, hops),
         on_path=on_path,
+        kind=agent.kind,
+        step_ms=spent("step") if is_step(agent) else None,
+        model=agent.model,
+        drafts=agent.drafts,
     )
 
 
@@ -263,10 +286,12 @@ def _comparisons(made: Account) -> tuple[Comparison, ...]:
     predicted = made.predicted
     if predicted is None or made.e2e_ms is None or made.recovered:
         return ()
-    waited = made.spent_ms("wait") + made.spent_ms("recovery")
+    waited, stepped = made.spent_ms("wait") + made.spent_ms("recovery"), made.spent_ms("step")
+    steps = (Comparison("steps", predicted.steps_ms, stepped),) if predicted.steps_ms or stepped else ()
     return (
         Comparison("end to end", predicted.e2e_ms, made.e2e_ms - made.spent_ms("queue")),
         Comparison("prefill", predicted.prefill_ms, made.spent_ms("prefill")),
         Comparison("decode", predicted.decode_ms, made.spent_ms("decode")),
+        *steps,
         Comparison("wait", predicted.wait_ms, waited),
     )

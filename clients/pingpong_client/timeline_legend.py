@@ -13,6 +13,7 @@ _LABELS: Final = {
     "prefill": "prefill: the chain waits for it",
     "append": "append: prefill that is read ahead",
     "decode": "decode",
+    "step": "step between agents",
     "wait": "open, waits for tokens",
     "wasted": "done again or void; losses and moves",
 }
@@ -21,6 +22,7 @@ PATH: Final[dict[PathKind, str]] = {
     "wait": plotting.WORK["wait"],
     "prefill": plotting.WORK["prefill"],
     "decode": plotting.WORK["decode"],
+    "step": plotting.WORK["step"],
     "recovery": plotting.WORK["wasted"],
 }
 PATH_LABELS: Final[dict[PathKind, str]] = {

@@ -12,7 +12,7 @@ from pingpong_client.table import milliseconds, number
 from pingpong_client.timeline_account import Account, account
 from pingpong_client.timeline_picture import figure
 from pingpong_client.timeline_spans import hops_of
-from pingpong_client.timeline_text import account_sentences, headline
+from pingpong_client.timeline_text import account_sentences, headline, ran_on
 from pingpong_client.timeline_trace import trace_json
 
 _STYLE = """
@@ -94,7 +94,7 @@ def _agents(made: Account) -> str:
     rows = [
         [
             agent.name,
-            " → ".join(dict.fromkeys(agent.workers)) or "-",
+            ran_on(agent),
             milliseconds(agent.hidden_ms),
             number(agent.hidden_tokens),
             number(agent.prompt_tokens),
@@ -122,7 +122,7 @@ def _hops(result: ChainResult) -> str:
         "end",
     ]
     rows = [
-        [agent.name, hop.worker, ", ".join(result.devices.get(hop.worker, [])), *_moments(hop), _end(hop)]
+        [agent.name, hop.worker or agent.kind, ", ".join(result.devices.get(hop.worker, [])), *_moments(hop), _end(hop)]
         for agent in result.agents
         for hop in hops_of(agent)
     ]

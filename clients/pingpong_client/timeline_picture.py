@@ -251,7 +251,7 @@ def _label(lane: Lane) -> str:
     """A group with its devices; UUIDs are cut in their middle."""
     shown = [clip_middle(device, _DEVICE_CHARACTERS) for device in lane.devices if device != lane.worker]
     if not shown:
-        return lane.worker
+        return lane.title
     more = f" + {len(shown) - 1}" if len(shown) > 1 else ""
     return f"{lane.worker}\n{shown[0]}{more}"
 
@@ -271,7 +271,9 @@ def _name_bars(axes: Axes, rows: Sequence[_Row], result: ChainResult) -> None:
         starts = [hop.entry.started_ms / 1e3 for hop in row.hops]
         starts += [span.start_ms / 1e3 for hop in row.hops for span in hop.spans]
         for hop in row.hops:
-            span = max(hop.spans, key=lambda span: (span.kind == "decode", span.end_ms - span.start_ms), default=None)
+            span = max(
+                hop.spans, key=lambda span: (span.kind in ("decode", "step"), span.end_ms - span.start_ms), default=None
+            )
             if span is None:
                 continue
             end = span.end_ms / 1e3

@@ -2,7 +2,7 @@
 
 A hop takes appends while it reads ahead, then a prefill from when its prompt was complete to its first token, then it
 decodes. Times are ms since the chain was submitted. Results of daemons that kept no hops are read as if every agent
-had had one.
+had had one. A step between agents has hops too, on no worker, each with one span.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import msgspec
 
 from pingpong_bus.messages import AgentResult, AppendEntry, ChainResult, HopEntry
 
-SpanKind = Literal["append", "prefill", "decode"]
+STEPS = "steps"
+"""What the lane of steps is called."""
+SpanKind = Literal["append", "prefill", "decode", "step"]
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -25,7 +27,7 @@ class Span(msgspec.Struct, frozen=True):
     start_ms: float
     end_ms: float
     tokens: int
-    """Prompt tokens that were handed over, or output tokens that were written."""
+    """Prompt tokens that were handed over, or output tokens that were written; of a step, characters."""
     sent: int = 0
     """Of an append or a prefill: prompt tokens up to its end."""
     again: bool = False
@@ -47,12 +49,18 @@ class HopSpans(msgspec.Struct, frozen=True):
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """A device group."""
+    """A device group, or what runs beside all of them."""
 
     worker: str
+    """Empty of steps between agents, which no group runs."""
     devices: tuple[str, ...]
     rows: tuple[tuple[HopSpans, ...], ...]
     """Hops that were open at the same time stand in different rows."""
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return self.worker or STEPS
 
 
 class Flow(msgspec.Struct, frozen=True):
@@ -112,14 +120,14 @@ def chain_spans(result: ChainResult) -> list[HopSpans]:
 
 
 def lanes(result: ChainResult, workers: Sequence[str] = ()) -> list[Lane]:
-    """The chain's device groups, those first that it came to first.
+    """The chain's device groups, those first that it came to first, and last what no group ran.
 
     Args:
         result: the chain.
         workers: groups to have lanes as well, in front, and in this order.
     """
     hops = sorted(chain_spans(result), key=lambda hop: (hop.entry.started_ms, hop.agent))
-    names = list(dict.fromkeys([*workers, *(hop.entry.worker for hop in hops)]))
+    names = sorted(dict.fromkeys([*workers, *(hop.entry.worker for hop in hops)]), key=lambda name: not name)
     return [
         Lane(name, tuple(result.devices.get(name, ())), _rows([hop for hop in hops if hop.entry.worker == name]))
         for name in names
@@ -152,9 +160,11 @@ def handovers(result: ChainResult) -> list[tuple[HopSpans, HopSpans]]:
 
 
 def _taken(span: Span, at: int | None, tokens: int) -> int:
-    """How many tokens of an output a span took; the whole of it where it went in as one text."""
+    """How many tokens of an output a span took; the whole of it where it went in as one text, or into a step."""
     if span.kind == "decode":
         return 0
+    if span.kind == "step":
+        return tokens
     if at is None:
         return tokens if span.kind == "prefill" else 0
     return max(0, min(span.sent, at + tokens) - max(span.sent - span.tokens, at))
@@ -180,11 +190,20 @@ def _agent_spans(index: int, agent: AgentResult, chain_end: float) -> list[HopSp
             if entry.at_ms >= hop.started_ms and (following is None or entry.at_ms < following)
         ]
         spans = [*_append_spans(own, hop, end, computed), *_answer_spans(hop, end, computed)]
+        if agent.kind != "agent":
+            spans = _step_spans(hop, end, void=number < kept)
         computed = max([computed, *(span.sent for span in spans if not span.overtaken)])
         if number < kept:
             spans = [msgspec.structs.replace(span, again=True) if span.kind == "decode" else span for span in spans]
         found.append(HopSpans(index, number, hop, tuple(spans), end))
     return found
+
+
+def _step_spans(hop: HopEntry, end: float, *, void: bool) -> list[Span]:
+    """Of a step's hop; none before its turn has come."""
+    if hop.opened_ms is None:
+        return []
+    return [Span("step", _within(hop, end, hop.opened_ms), end, hop.tokens, again=void)]
 
 
 def _append_spans(appends: Sequence[AppendEntry], hop: HopEntry, end: float, computed: int) -> list[Span]:

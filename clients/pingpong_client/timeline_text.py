@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 
 from pingpong_bus.messages import ChainResult
+from pingpong_client.guesses import guessed_words
 from pingpong_client.table import clean, clip, clip_middle, format_table, milliseconds, number
 from pingpong_client.timeline_account import Account, AgentAccount, account
 from pingpong_client.timeline_spans import HopSpans, Lane, Span, chain_end_ms, lanes
 
-_PREFILL, _APPEND, _DECODE, _AGAIN, _WAIT, _LOST, _MOVED = "█", "░", "─", "▓", "·", "✗", "»"
+_PREFILL, _APPEND, _DECODE, _STEP, _AGAIN, _WAIT, _LOST, _MOVED = "█", "░", "─", "═", "▓", "·", "✗", "»"
 _LEGEND = (
     (_PREFILL, "prefill"),
     (_APPEND, "append (read ahead)"),
     (_DECODE, "decode"),
+    (_STEP, "step between agents"),
     (_WAIT, "waits for tokens"),
     (_AGAIN, "again"),
     (_LOST, "lost"),
@@ -93,6 +95,7 @@ def account_sentences(made: Account) -> list[tuple[str, str]]:
             (made.spent_ms("wait"), "waiting to start"),
             (made.spent_ms("prefill"), "exposed prefill"),
             (made.spent_ms("decode"), "decode"),
+            (made.spent_ms("step"), "steps between agents"),
             (made.spent_ms("recovery"), "getting over losses and moves"),
         ]
         parts = [f"{milliseconds(ms)} {what}" for ms, what in shares if ms >= 0.05]
@@ -103,6 +106,8 @@ def account_sentences(made: Account) -> list[tuple[str, str]]:
         hidden += f", which at full speed take {milliseconds(made.predicted.hidden_ms)} ms by prediction"
     found.append(("hidden", hidden if made.hidden_ms else "nothing"))
     found.append(("wasted", "; ".join(wasted_parts(made)) or "nothing"))
+    if made.drafts is not None:
+        found.append(("guessed", guessed_words(made.drafts)))
     if made.recovered and made.predicted is not None:
         found.append(("predicted", "not compared: the daemon was restarted, and predicted anew for what was left"))
     return found
@@ -126,6 +131,10 @@ def wasted_parts(made: Account) -> list[str]:
             f"{number(wasted.output_tokens)} output tokens void ({milliseconds(wasted.output_ms)} ms)",
         ),
         (wasted.replayed_tokens, f"{number(wasted.replayed_tokens)} output tokens replayed"),
+        (
+            wasted.rollbacks,
+            f"{number(wasted.rollback_tokens)} tokens of joined texts taken back, {_counted(wasted.rollbacks, 'time')}",
+        ),
     )
     return [text for there, text in clauses if there]
 
@@ -134,11 +143,21 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
+def ran_on(agent: AgentAccount) -> str:
+    """Where an agent ran; of a step, what it is and how long it took."""
+    if agent.kind == "agent":
+        return " → ".join(dict.fromkeys(agent.workers)) or "-"
+    return agent.kind if agent.step_ms is None else f"{agent.kind}, {milliseconds(agent.step_ms)} ms"
+
+
 def _agent_row(agent: AgentAccount) -> tuple[str, ...]:
+    if agent.kind != "agent":
+        written = f"{number(agent.output_tokens)} chars"
+        return (clean(agent.name, lines=False), ran_on(agent), "-", "-", "-", "-", "-", written)
     read = f"{number(agent.hidden_tokens)} of {number(agent.prompt_tokens)}" if agent.prompt_tokens else "-"
     return (
         clean(agent.name, lines=False),
-        " → ".join(dict.fromkeys(agent.workers)) or "-",
+        ran_on(agent),
         milliseconds(agent.hidden_ms),
         read,
         milliseconds(agent.prefill_ms),
@@ -150,7 +169,7 @@ def _agent_row(agent: AgentAccount) -> tuple[str, ...]:
 
 def _name(lane: Lane) -> str:
     devices = ", ".join(lane.devices)
-    return f"{lane.worker} {devices}" if devices and devices != lane.worker else lane.worker
+    return f"{lane.worker} {devices}" if devices and devices != lane.worker else lane.title
 
 
 def _axis(end: float, cells: int) -> str:
@@ -201,7 +220,7 @@ def _bar(result: ChainResult, row: Sequence[HopSpans], end: float, cells: int) -
 def _mark(span: Span) -> str:
     if span.again:
         return _AGAIN
-    return {"prefill": _PREFILL, "append": _APPEND, "decode": _DECODE}[span.kind]
+    return {"prefill": _PREFILL, "append": _APPEND, "decode": _DECODE, "step": _STEP}[span.kind]
 
 
 def _cells(start: float, stop: float, end: float, cells: int) -> tuple[int, int]:
@@ -214,7 +233,7 @@ def _fill(marks: list[str], start: float, stop: float, end: float, mark: str) ->
     first, last = _cells(start, stop, end, len(marks))
     short = (stop - start) / end * len(marks) < 0.5
     for at in range(first, min(last, len(marks))):
-        if not short or marks[at] in (" ", _WAIT, _DECODE):
+        if not short or marks[at] in (" ", _WAIT, _DECODE, _STEP):
             marks[at] = mark
 
 

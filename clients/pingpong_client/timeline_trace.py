@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from pingpong_bus.messages import ChainResult
+from pingpong_client.guesses import is_step
 from pingpong_client.timeline_account import Account, account
 from pingpong_client.timeline_spans import HopSpans, Lane, Span, flows, handovers, lanes
 
@@ -64,7 +65,8 @@ def _chain_events(result: ChainResult, pid: int, flow_ids: int) -> Iterator[Even
         wrote = flow.writer.spans[-1]
         leaves = min(max(flow.at_ms, wrote.start_ms), _before(wrote.end_ms, wrote.start_ms))
         ends = (places[_key(flow.writer)], leaves), (places[_key(flow.reader)], flow.span.start_ms)
-        yield from _arrow("tokens", number, *ends, {"tokens": flow.tokens})
+        unit = "characters" if is_step(result.agents[flow.writer.agent]) else "tokens"
+        yield from _arrow("tokens", number, *ends, {unit: flow.tokens})
     for (hop, following), number in zip(handovers(result), numbers, strict=False):
         leaves = _before(hop.end_ms, hop.entry.started_ms)
         ends = (places[_key(hop)], leaves), (places[_key(following)], following.entry.started_ms)
@@ -99,17 +101,23 @@ def _path_events(made: Account, pid: int) -> Iterator[Event]:
 
 def _hop_events(result: ChainResult, hop: HopSpans, pid: int, tid: int) -> Iterator[Event]:
     agent, entry = result.agents[hop.agent], hop.entry
-    args: Event = {
-        "agent": agent.name,
-        "hop": hop.number,
-        "state": entry.state,
-        "prompt_tokens": entry.prompt_tokens,
-        "cached_tokens": entry.cached_tokens,
-        "output_tokens": entry.tokens,
-        "tokens_before": entry.tokens_before,
-    }
+    args: Event = {"agent": agent.name, "hop": hop.number, "state": entry.state}
+    if is_step(agent):
+        args |= {"kind": agent.kind, "characters": entry.tokens}
+    else:
+        args |= {
+            "prompt_tokens": entry.prompt_tokens,
+            "cached_tokens": entry.cached_tokens,
+            "output_tokens": entry.tokens,
+            "tokens_before": entry.tokens_before,
+        }
+        args |= {"model": agent.model} if agent.model else {}
     if entry.why:
         args["why"] = entry.why
+    if hop.number + 1 == len(agent.hops) and agent.drafts is not None:
+        args |= {"guessed": agent.drafts.drafted, "guessed_right": agent.drafts.accepted}
+    if hop.number + 1 == len(agent.hops) and agent.seam is not None:
+        args |= {"taken_back": agent.seam.tokens}
     yield _slice(agent.name, "hop", pid, tid, entry.started_ms, hop.end_ms, args)
     for span in hop.spans:
         name = f"{span.kind} again" if span.again else span.kind
@@ -130,8 +138,8 @@ def _hop_events(result: ChainResult, hop: HopSpans, pid: int, tid: int) -> Itera
 
 
 def _span_args(span: Span) -> Event:
-    args: Event = {"tokens": span.tokens}
-    if span.kind != "decode":
+    args: Event = {"characters" if span.kind == "step" else "tokens": span.tokens}
+    if span.kind in ("append", "prefill"):
         args["sent"] = span.sent
     if span.overtaken:
         args["overtaken"] = True
@@ -165,7 +173,7 @@ def _thread(pid: int, tid: int, name: str, place: int) -> Iterator[Event]:
 
 
 def _title(lane: Lane) -> str:
-    return f"group {lane.worker}"
+    return f"group {lane.worker}" if lane.worker else "steps between agents"
 
 
 def _us(ms: float) -> float:

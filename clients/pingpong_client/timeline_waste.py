@@ -30,6 +30,10 @@ class Wasted(msgspec.Struct, frozen=True):
     overtaken_tokens: int = 0
     replayed_tokens: int = 0
     """Decoded again to come to the same bits."""
+    rollbacks: int = 0
+    """Times that ids of a joined text had been computed and turned out otherwise."""
+    rollback_tokens: int = 0
+    """Ids that were computed in vain by them."""
 
     @property
     def nothing(self) -> bool:
@@ -54,7 +58,7 @@ def wasted(result: ChainResult, agent: AgentResult, hops: Sequence[HopSpans]) ->
         had = max([had, *(span.sent for span in hop.spans if not span.overtaken)])
     spans = [span for hop in hops for span in hop.spans]
     overtaken = [span for span in spans if span.overtaken]
-    void = [span for hop in hops[:kept] for span in hop.spans if span.kind == "decode"]
+    void = [span for hop in hops[:kept] for span in hop.spans if span.kind == "decode"]  # a step's are characters
     replays = result.exactness != "fast"
     before = sum(entry.tokens_before for entry in entries if entry.first_token_ms is not None)
     return Wasted(
@@ -67,6 +71,8 @@ def wasted(result: ChainResult, agent: AgentResult, hops: Sequence[HopSpans]) ->
         overtaken=len(overtaken),
         overtaken_tokens=sum(span.tokens for span in overtaken),
         replayed_tokens=before if replays else 0,
+        rollbacks=agent.seam.rollbacks if agent.seam is not None else 0,
+        rollback_tokens=agent.seam.tokens if agent.seam is not None else 0,
     )
 
 

@@ -14,15 +14,17 @@ from pingpong_client.timeline_account import Account, account
 from pingpong_client.timeline_spans import chain_spans, flows, hops_of, lanes
 from pingpong_client.timeline_text import account_sentences
 from pingpong_client.timeline_waste import Wasted
-from timeline_samples import agent, append, chain, hop, in_series, lost_once, queued, read_ahead, void_once
+from timeline_samples import agent, append, chain, hop, in_series, lost_once, queued, read_ahead, void_once, with_steps
 
 
 def spent(made: Account) -> dict[str, float]:
-    kinds = ("queue", "wait", "prefill", "decode", "recovery")
+    kinds = ("queue", "wait", "prefill", "decode", "step", "recovery")
     return {kind: made.spent_ms(kind) for kind in kinds if made.spent_ms(kind)}
 
 
-@pytest.mark.parametrize("result", [read_ahead(), in_series(), lost_once(), void_once()], ids=lambda result: result.id)
+@pytest.mark.parametrize(
+    "result", [read_ahead(), in_series(), lost_once(), void_once(), with_steps()], ids=lambda result: result.id
+)
 def test_the_path_adds_up(result: ChainResult) -> None:
     made = account(result)
     assert result.e2e_ms is not None
@@ -37,6 +39,51 @@ def test_what_is_read_ahead_is_hidden() -> None:
     assert made.hidden_ms == 100 + 10 + 11
     assert made.hidden_tokens == 144  # two appends, and of the third what the cache held
     assert made.wasted == Wasted(tail_tokens=6, overtaken=1, overtaken_tokens=18)
+
+
+def test_steps_are_on_the_path_and_no_prefill_or_decode() -> None:
+    made = account(with_steps())
+    # The call was sent at 517 and had to wait for its turn until 540; 641 to 662 is the second agent's prefill.
+    assert spent(made) == {
+        "queue": 10,
+        "wait": 1 + 1 + 29 - 5,
+        "prefill": 100 + 21,
+        "decode": 400 + 200,
+        "step": 4 + 101,
+    }
+    extract, call = made.agents[1:3]
+    assert (extract.kind, extract.step_ms, extract.prefill_ms, extract.decode_ms) == ("extract", 4, None, None)
+    assert (call.step_ms, call.hidden_ms, call.on_path) == (101, 0, True)
+    assert made.agents[3].hidden_tokens == 100
+    compared = {each.name: each for each in made.comparisons}
+    assert (compared["steps"].predicted_ms, compared["steps"].took_ms) == (100, 105)
+    said = dict(account_sentences(made))
+    assert said["took"].endswith("600 decode + 105 steps between agents")
+    assert said["guessed"] == "15 of 30 guessed tokens were right, 1.60 tokens a step"
+    assert "9 tokens of joined texts taken back, 2 times" in said["wasted"]
+
+
+def test_steps_have_a_lane_of_their_own_the_last() -> None:
+    result = with_steps()
+    assert [lane.title for lane in lanes(result)] == ["a", "b", "steps"]
+    read = [(flow.writer.agent, flow.reader.agent, flow.span.kind, flow.tokens) for flow in flows(result)]
+    assert read == [(0, 1, "step", 40), (1, 2, "step", 40), (2, 3, "prefill", 60)]
+
+
+def test_a_step_that_waits_for_its_turn_has_no_span_yet() -> None:
+    waiting = AgentResult(name="call", kind="call", state="reading", hops=[HopEntry(worker="", started_ms=20.0)])
+    (found,) = chain_spans(chain([waiting], state="running", e2e_ms=None))
+    assert found.spans == ()
+
+
+def test_a_call_that_was_repeated_costs_recovery_until_it_began_again() -> None:
+    result = with_steps()
+    call = result.agents[2]
+    lost = HopEntry(worker="", started_ms=517, opened_ms=518, ended_ms=530, state="aborted", why="the daemon ended")
+    agents = [*result.agents[:2], msgspec.structs.replace(call, hops=[lost, *call.hops]), result.agents[3]]
+    made = account(msgspec.structs.replace(result, agents=agents))
+    assert spent(made)["step"] == 4 + 101
+    assert sum(step.ms for step in made.path) == pytest.approx(862)
 
 
 def test_in_series_nothing_is_hidden() -> None:
@@ -240,7 +287,18 @@ def any_agent(draw: st.DrawFn, name: str, before: list[str]) -> AgentResult:
     reads = [OutputRead(agent=other, at=draw(st.none() | st.integers(0, 50)), tokens=9) for other in before]
     appends = [append(draw(_ms), draw(st.none() | _ms), 10, 10 * at + 10) for at in range(draw(st.integers(0, 3)))]
     last = draw(_ms)
-    return AgentResult(name=name, hops=hops, reads=reads, appends=appends, last_token_ms=last, first_token_ms=last)
+    if kind := draw(st.sampled_from(["", "extract", "call"])):
+        hops = [msgspec.structs.replace(found, worker="") for found in hops]
+        appends = []
+    return AgentResult(
+        name=name,
+        kind=kind or "agent",  # type: ignore[arg-type]
+        hops=hops,
+        reads=reads,
+        appends=appends,
+        last_token_ms=last,
+        first_token_ms=last,
+    )
 
 
 @given(data=st.data(), state=st.sampled_from(["finished", "running", "failed"]))

@@ -24,12 +24,12 @@ from pingpong_bus.messages import ChainResult
 from pingpong_client import plotting
 from pingpong_client.timeline_picture import figure
 from pingpong_client.timeline_text import timeline_lines
-from timeline_samples import agent, chain, hop, in_series, lost_once, queued, read_ahead, void_once
+from timeline_samples import agent, chain, hop, in_series, lost_once, queued, read_ahead, void_once, with_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ALL = [read_ahead(), in_series(), lost_once(), void_once()]
+ALL = [read_ahead(), in_series(), lost_once(), void_once(), with_steps()]
 needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
 
 
@@ -61,6 +61,15 @@ def test_text_shows_lanes_the_account_and_predictions() -> None:
     assert "121 ms of appends, 144 prompt tokens read ahead" in text
     assert "6 tokens read ahead and computed again at the end; 1 append of 18 tokens not through in time" in text
     assert re.search(r"end to end +700 +732 +\+4\.6%", text)
+
+
+def test_text_shows_steps_in_a_lane_of_their_own() -> None:
+    lines = timeline_lines(with_steps(), 100)
+    assert any(line.startswith("steps ") and "═" in line for line in lines)
+    assert any("═ step between agents" in line for line in lines)
+    rows = [line.split() for line in lines]
+    assert ["call", "call,", "101", "ms", "-", "-", "-", "-", "-", "60", "chars"] in rows
+    assert any(row[:1] == ["steps"] and row[1:] == ["100", "105", "+5.0%"] for row in rows)
 
 
 def test_text_marks_what_was_lost() -> None:
@@ -281,11 +290,12 @@ def texts(drawn: Figure) -> list[tuple[str, tuple[float, float, float, float]]]:
         [in_series(), read_ahead()],
         [lost_once()],
         [void_once()],
+        [with_steps()],
         [crowded()],
         [crowded(), read_ahead(), lost_once()],
         [reasoned(), read_ahead(), reasoned()],
     ],
-    ids=["pair", "lost", "void", "crowded", "three", "reasons"],
+    ids=["pair", "lost", "void", "steps", "crowded", "three", "reasons"],
 )
 def test_no_label_lies_on_another_or_leaves_the_picture(results: Sequence[ChainResult]) -> None:
     drawn = figure(results)

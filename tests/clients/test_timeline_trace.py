@@ -11,10 +11,10 @@ import pytest
 
 from pingpong_bus.messages import ChainResult
 from pingpong_client.timeline_trace import trace_json
-from timeline_samples import in_series, lost_once, queued, read_ahead, void_once
+from timeline_samples import in_series, lost_once, queued, read_ahead, void_once, with_steps
 
 Event = dict[str, Any]
-ALL = [read_ahead(), in_series(), lost_once(), void_once()]
+ALL = [read_ahead(), in_series(), lost_once(), void_once(), with_steps()]
 
 
 def events(*results: ChainResult) -> list[Event]:
@@ -88,8 +88,8 @@ def test_arrows_lead_from_slice_to_slice(result: ChainResult) -> None:
         assert start["ts"] <= ends[number]["ts"]
         assert ends[number]["bp"] == "e"
         tokens = start["cat"] == "tokens"
-        assert within(start, {"decode"} if tokens else {"hop"})
-        assert within(ends[number], {"append", "prefill"} if tokens else {"hop"})
+        assert within(start, {"decode", "step"} if tokens else {"hop"})
+        assert within(ends[number], {"append", "prefill", "step"} if tokens else {"hop"})
 
 
 def test_an_arrow_leads_from_a_lost_hop_to_the_one_that_went_on() -> None:
