@@ -21,6 +21,8 @@ DECODE_BOUND = 0.9
 """From this part of the predicted time on, decoding is what a chain takes."""
 WORTH_HIDING = 0.05
 """From this part of the predicted time on, prefill that nothing hides is worth another configuration."""
+LONG_STEPS_MS = 100.0
+"""Steps between agents that take less are not worth a word."""
 WORTH_MS = 1.0
 """An advice that should save less has no number."""
 
@@ -48,13 +50,16 @@ class _Case(msgspec.Struct, frozen=True):
 
     @property
     def readers(self) -> list[int]:
-        """Agents that read another."""
-        return [index for index, reads in enumerate(self.shape.upstreams) if reads]
+        """Agents that read another; no steps."""
+        return [index for index, reads in enumerate(self.shape.upstreams) if reads and not self.shape.is_step(index)]
 
     def cold_tokens(self, group: GroupView) -> int:
-        """Tokens of the readers' prefixes that a group's prefix cache does not hold: what can be read ahead."""
+        """Tokens of the prefixes that a group's prefix cache does not hold, of readers that its model runs: what can be
+        read ahead."""
         cold = 0
         for index in self.readers:
+            if self.shape.model(index) != group.model:
+                continue
             prefix = self.shape.prefixes[index]
             rungs = (*(self.shape.rungs[index] if self.shape.rungs else ()), prefix)
             held = max((length for digest, length in rungs if digest in group.held), default=0)
@@ -96,6 +101,7 @@ def advise(
         *_no_overlap(case),
         *_all_warm(case),
         *_decode_bound(case),
+        *_step_bound(case),
         *_other_groupings(case),
     ]
     return sorted(found, key=lambda advice: -(advice.saves_ms or 0.0))
@@ -107,6 +113,8 @@ def _shared_documents(case: _Case) -> Iterator[Advice]:
         return
     told: list[SharedRun] = []
     for run in shared_runs(case.texts, LONG_TOKENS):
+        if len({case.shape.model(index) for index in run.members}) == len(run.members):
+            continue  # each of another model, and so in another cache
         if len(told) < _MOST_DOCUMENTS and not any(_overlapping(run, other) for other in told):
             told.append(run)
             behind = [index for index, start in zip(run.members, run.starts, strict=True) if start]
@@ -134,7 +142,7 @@ def _saved_by_sharing(case: _Case, run: SharedRun) -> float | None:
     there = {group.name for group in case.groups}
     leasts: dict[str, Prediction] = {}
     for each in sorted(case.predictions, key=lambda prediction: prediction.e2e_ms):
-        if there.issuperset(each.groups):  # a group may have gone down since
+        if there.issuperset({*each.groups} - {""}):  # a group may have gone down since
             leasts.setdefault(each.placement, each)
     if not shape.shared or not leasts:
         return None
@@ -182,6 +190,8 @@ def _no_overlap(case: _Case) -> Iterator[Advice]:
 
 
 def _all_warm(case: _Case) -> Iterator[Advice]:
+    if len(case.shape.wanted) > 1:  # no group could run it in series alone
+        return
     if case.shape.isolated or sum(case.shape.prefixes[index][1] for index in case.readers) < LONG_TOKENS:
         return
     warm = [group.name for group in case.groups if case.cold_tokens(group) < LONG_TOKENS]
@@ -196,7 +206,8 @@ def _all_warm(case: _Case) -> Iterator[Advice]:
 
 def _decode_bound(case: _Case) -> Iterator[Advice]:
     """Chains of which prefill is a small part whatever is done about it."""
-    outputs, best = case.shape.outputs, case.best
+    best = case.best
+    outputs = [0 if case.shape.is_step(at) else tokens for at, tokens in enumerate(case.shape.outputs)]
     if best is None:
         bound = sum(outputs) >= sum(map(len, case.texts))  # a token decoded takes far longer than one that is read
         share = "nearly all of the time"
@@ -209,9 +220,25 @@ def _decode_bound(case: _Case) -> Iterator[Advice]:
     whose = ""
     if len(outputs) > 1 and 2 * outputs[longest] >= sum(outputs):
         whose = f", most of it for up to {outputs[longest]:,} tokens of {case.listed([longest])}"
+    guesses = (
+        "" if case.shape.paces else ", and `speculate` where agents repeat what they read or wrote in earlier runs"
+    )
     yield Advice(
         text=f"Decoding is {share}{whose}: reading ahead and prefix caches cannot help with that. A smaller max_tokens "
-        "or a stop does, and so do engines that decode faster (quantization, speculation, tensor parallelism)."
+        f"or a stop does, and so do engines that decode faster (quantization, tensor parallelism){guesses}."
+    )
+
+
+def _step_bound(case: _Case) -> Iterator[Advice]:
+    """Steps between agents that take long: by earlier runs of the chain, for nothing is known of them before."""
+    best, steps = case.best, case.shape.steps
+    if best is None or not steps or best.steps_ms < WORTH_HIDING * best.e2e_ms or best.steps_ms < LONG_STEPS_MS:
+        return
+    longest = max(range(len(steps)), key=lambda at: steps[at] or 0.0)
+    yield Advice(
+        text=f"Steps between agents are {best.steps_ms / best.e2e_ms:.0%} of the predicted time, and "
+        f"{case.listed([longest])} takes the longest, {steps[longest] or 0.0:,.0f} ms. The prompts of those that read "
+        "them are read ahead meanwhile, and nothing else can be done while they run."
     )
 
 
@@ -222,7 +249,7 @@ def _other_groupings(case: _Case) -> Iterator[Advice]:
         for group in case.groups
     }
     best = case.best
-    if best is None or not best.e2e_ms:
+    if best is None or not best.e2e_ms or len(case.shape.wanted) > 1:
         return
     single = [name for name, devices in gpus.items() if len(devices) == 1]
     if len(single) >= 2 and best.decode_ms >= 0.5 * best.e2e_ms:

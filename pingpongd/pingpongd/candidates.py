@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import NamedTuple
 
 from pingpong_bus.messages import Mode, Placement
 from pingpongd.shapes import ChainShape, GroupView
@@ -135,31 +137,55 @@ def rings(shape: ChainShape, groups: Sequence[GroupView], number: int) -> list[l
     """Agent by agent the group after that of the last-ending upstream, from each group on; where an agent reads nobody,
     or one of another model, the group after that of the agent of its model before it. Of each model, its own groups
     take turns."""
-    found, reads = by_model(shape, groups), shape.sources()
+    found = by_model(shape, groups)
+    turns = _turns(shape)
     rings: list[list[GroupView | None]] = []
     for start in range(max(map(len, found.values()), default=0)):
         at: list[int] = []
-        before = dict.fromkeys(found, 0)
-        for index in range(len(shape.upstreams)):
-            if shape.is_step(index):
-                at.append(-1)
+        ring: list[GroupView | None] = []
+        for turn in turns:
+            if turn is None:
+                at.append(0)
+                ring.append(None)
                 continue
-            model, last = shape.model(index), max(reads[index], default=None)
-            if last is not None and shape.model(last) == model:
-                at.append((at[last] + 1) % len(found[model]))
-            else:
-                at.append((number + start + before[model]) % len(found[model]))
-            before[model] += 1
-        rings.append(
-            [None if position < 0 else found[shape.model(index)][position] for index, position in enumerate(at)]
-        )
+            views = found[turn.model]
+            position = number + start + turn.before if turn.last is None else at[turn.last] + 1
+            at.append(position % len(views))
+            ring.append(views[at[-1]])
+        rings.append(ring)
     return rings
+
+
+class _Turn(NamedTuple):
+    """An agent in a ring."""
+
+    model: str
+    last: int | None
+    """The agent of its model whose group its own follows; None: it begins anew."""
+    before: int
+    """Agents of its model before it."""
+
+
+def _turns(shape: ChainShape) -> list[_Turn | None]:
+    """Per agent; None of a step."""
+    turns: list[_Turn | None] = []
+    before = Counter[str]()
+    for index, sources in enumerate(shape.sources()):
+        if shape.is_step(index):
+            turns.append(None)
+            continue
+        model, last = shape.model(index), max(sources, default=None)
+        follows = last is not None and shape.model(last) == model
+        turns.append(_Turn(model, last if follows else None, before[model]))
+        before[model] += 1
+    return turns
 
 
 def held_tokens(shape: ChainShape, views: Sequence[GroupView | None]) -> int:
     """Tokens of the prefixes that are held where their agents run; agents of other models do not count."""
+    models = shape.models or ("",) * len(views)
     return sum(
         length
-        for at, ((digest, length), view) in enumerate(zip(shape.prefixes, views, strict=True))
-        if view is not None and view.model == shape.model(at) and digest in view.held
+        for (digest, length), model, view in zip(shape.prefixes, models, views, strict=True)
+        if view is not None and digest in view.held and view.model == model
     )

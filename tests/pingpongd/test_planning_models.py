@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine_figures import H200
 from pingpong_bus.errors import UsageError
 from pingpong_bus.messages import EngineFigures, Literals, OutputOf, Placement, PreparedAgent
+from pingpongd.advice import advise
 from pingpongd.agent_task import Stage
 from pingpongd.candidates import candidates, without_second
 from pingpongd.cost_model import AgentProgress, CostModel, RunningChain
@@ -245,6 +246,37 @@ def test_a_hop_that_is_guessed_for_has_less_to_gain_by_moving() -> None:
     fast = LateHop("h", "a", prompt=4096, written=10, left=400, series_ms=-1.0, held={"b": 0}, pace=(4.0, 1.0))
     assert stay_ms(fast, seat) == pytest.approx(stay_ms(hop, seat) / 4.0, rel=0.01)
     assert stay_ms(hop, seat) - there_ms(hop, there, 0) > stay_ms(fast, seat) - there_ms(fast, there, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ advice
+
+
+def advice(one: ChainShape, views: Sequence[GroupView], texts: Sequence[Sequence[int]] | None = None) -> str:
+    plan = place(one, "auto", views, 0)
+    given = texts or [[at] * length for at, (_, length) in enumerate(one.prefixes)]
+    return "\n".join(found.text for found in advise(one, given, plan.predictions, views))
+
+
+def test_advice_on_steps_that_take_long() -> None:
+    views = [group("a"), group("b")]
+    assert "Steps between agents are" in advice(shape(["", None, ""], step_ms=3000.0), views)
+    assert "agent 2 takes the longest, 3,000 ms" in advice(shape(["", None, ""], step_ms=3000.0), views)
+    assert "Steps between agents" not in advice(shape(["", None, ""], step_ms=20.0), views)
+    assert "agent 2" not in advice(shape(["", None, ""], step_tokens=9000, prefix=1), views), "a step decodes nothing"
+
+
+def test_advice_to_guess_where_decoding_is_all_and_nothing_is_guessed() -> None:
+    one = shape(["", "", ""], prefix=8)
+    assert "`speculate` where agents repeat" in advice(one, [group("a")])
+    assert "`speculate`" not in advice(guessed(one, 2.0, 3.0), [group("a")])
+
+
+def test_text_that_agents_of_different_models_share_is_in_no_cache_for_both() -> None:
+    document = list(range(5000, 9000))
+    texts = [[1, *document], [2, *document]]
+    one = shape(["", "b"], ((), (0,)), prefix=4001)
+    assert "share 4,000 tokens" not in advice(one, TWO_MODELS, texts)
+    assert "share 4,000 tokens" in advice(shape(["", ""], ((), (0,)), prefix=4001), TWO_MODELS, texts)
 
 
 # --------------------------------------------------------------------------------------------------------- properties
