@@ -304,6 +304,8 @@ class EngineLimits(_Value, frozen=True):
     """Host memory that prefix-cache blocks go to when the device's cache is full."""
     keep_tokens: int = 0
     """The most tokens of static beginnings that it keeps from eviction (`HopSpec.keep`); 0: it keeps none."""
+    host_cache_tokens: int = 0
+    """Of what is expected back, tokens that its host memory holds; 0: none, or it is not known how many."""
 
 
 class BesideFigure(_Value, frozen=True):

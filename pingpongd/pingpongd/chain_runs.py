@@ -69,6 +69,7 @@ from pingpongd.guessing import Guessing
 from pingpongd.hop_record import HopRecord
 from pingpongd.hop_room import HopRoom
 from pingpongd.hop_specs import hop_spec
+from pingpongd.kept_prefixes import KeptPrefixes
 from pingpongd.model_names import agent_models
 from pingpongd.mover import Mover
 from pingpongd.moving import Move
@@ -122,6 +123,7 @@ class ChainRuns:
         self.mover = Mover(self.room, self.planner)
         self.guessing = Guessing(config)
         self.planner.guesses = config.speculation.enabled
+        self.prefixes = KeptPrefixes()
         self.tell = ChainTeller(publish)
         tools = tools or StepTools(StepRunner(config.calls, os.environ))
         self.steps = ChainSteps(tools, slab, self.tell, listener, self.apply)
@@ -167,6 +169,7 @@ class ChainRuns:
             else:
                 agent.worker = group  # of a step, none
         record.started_ns = record.started_ns or time.monotonic_ns()
+        self.prefixes.began(record)
         self.planner.began(record)
         self._listener.chain_started(record)
         self.tell.started(record)
@@ -377,7 +380,9 @@ class ChainRuns:
     def _remember_prefix(self, worker: Worker, record: ChainRecord, index: int) -> None:
         agent = record.agents[index]
         if record.shape.prefixes[index][1] and not record.options.isolate:
-            worker.memory.computed(record.shape.rungs[index], agent.prompt_tokens + len(agent.output_ids))
+            total = agent.prompt_tokens + len(agent.output_ids)
+            keep = self.prefixes.of(record, index)
+            worker.memory.computed(record.shape.rungs[index], total, keep, time.monotonic())
 
     # ------------------------------------------------------------------------------------------------------ commands
 
@@ -416,6 +421,7 @@ class ChainRuns:
             spec = hop_spec(
                 record, index, lambda at: self._stream(record, at), self.config, self._sources(record, index)
             )
+            spec = msgspec.structs.replace(spec, keep=self.prefixes.of(record, index))
             drafts = self.guessing.drafts(record, index, worker.limits)
             if drafts is not None:
                 spec = msgspec.structs.replace(spec, speculate=True, drafts=drafts)

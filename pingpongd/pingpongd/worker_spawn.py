@@ -74,6 +74,8 @@ class WorkerSpawn:
             calibrate=config.calibrate,
             paces=(config.decode_first.final, config.decode_first.inner),
             speculation_tokens=config.speculation.tokens if config.speculation.enabled else 0,
+            keep_prefixes=config.prefixes.keep,
+            host_cache_gib=config.prefixes.host_gib,
             engine_args=engine_arguments(config, group),
             environment=config.environment | group.environment,
             simulated=group.simulated or config.simulated,

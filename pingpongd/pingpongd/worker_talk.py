@@ -11,6 +11,7 @@ import structlog
 from pingpong_bus.errors import ConfigError, MessageError
 from pingpong_bus.messages import (
     Calibrated,
+    EngineLimits,
     Heartbeat,
     Hello,
     Loading,
@@ -125,7 +126,7 @@ class WorkerTalk:
 
     def _serves(self, worker: Worker, message: Ready) -> None:
         limits = message.limits
-        worker.limits, worker.memory = limits, PrefixMemory(limits.kv_tokens)
+        worker.limits, worker.memory = limits, _memory(limits)
         worker.figures = message.figures
         worker.watch = watchdog.serving(asyncio.get_running_loop().time())
         worker.served = True
@@ -159,3 +160,7 @@ def _join(worker: Worker, clock: ClockBounds) -> None:
             offset_ms=round(clock.offset_ns / 1e6, 3),
             error_ms=round(clock.error_ns / 1e6, 3),
         )
+
+
+def _memory(limits: EngineLimits) -> PrefixMemory:
+    return PrefixMemory(limits.kv_tokens, limits.keep_tokens, limits.host_cache_tokens)

@@ -17,9 +17,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from pingpong_worker.step_prices import attention_work
 
@@ -35,9 +35,13 @@ _REBASE = 256.0
 """Half-lives after which values are counted from a new origin, for the numbers grow with them."""
 
 
+Key = TypeVar("Key", bound=Hashable)
+"""What a block, and all before it, is known by: a hash."""
+
+
 @dataclass(slots=True)
-class _Prefix:
-    keys: tuple[bytes, ...]
+class _Prefix(Generic[Key]):
+    keys: tuple[Key, ...]
     kept: int
     """Of its blocks from the beginning."""
     reuse: float
@@ -56,7 +60,7 @@ class _Block:
     """Prefixes that keep it."""
 
 
-class PrefixRetention:
+class PrefixRetention(Generic[Key]):
     """Decides what is kept.
 
     Args:
@@ -65,9 +69,9 @@ class PrefixRetention:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._prefixes: dict[bytes, _Prefix] = {}
+        self._prefixes: dict[Key, _Prefix[Key]] = {}
         """By their last block; the one told of last stands last."""
-        self._blocks: dict[bytes, _Block] = {}
+        self._blocks: dict[Key, _Block] = {}
         self._origin: float | None = None
 
     def __len__(self) -> int:
@@ -78,7 +82,7 @@ class PrefixRetention:
         """Whether a block is kept."""
         return key in self._blocks
 
-    def is_fresh(self, last: bytes, reuse: float, now: float) -> bool:
+    def is_fresh(self, last: Key, reuse: float, now: float) -> bool:
         """Whether telling of a prefix once more would change nothing.
 
         Args:
@@ -89,7 +93,7 @@ class PrefixRetention:
         known = self._prefixes.get(last)
         return known is not None and known.reuse == reuse and now - known.seen < _FRESH_S
 
-    def note(self, keys: Sequence[bytes], reuse: float, cost: float, now: float) -> list[bytes]:
+    def note(self, keys: Sequence[Key], reuse: float, cost: float, now: float) -> list[Key]:
         """A prefix is in use.
 
         Args:
@@ -109,7 +113,7 @@ class PrefixRetention:
         if old is not None:
             dropped += self._shorten(old, old.kept)
         if reuse >= FORGOTTEN:
-            grown = 2.0 ** ((now - (self._origin or 0.0)) / HALF_LIFE_S)
+            grown = math.exp2((now - (self._origin or 0.0)) / HALF_LIFE_S)
             share = reuse * cost * grown / len(keys)
             self._add(_Prefix(tuple(keys), len(keys), reuse, now, share))
         while len(self._prefixes) > _MOST:
@@ -120,14 +124,14 @@ class PrefixRetention:
             dropped += self._drop(excess)
         return [key for key in dropped if key not in self._blocks]
 
-    def least(self, keys: Iterable[bytes], count: int) -> list[bytes]:
+    def least(self, keys: Iterable[Key], count: int) -> list[Key]:
         """Of some blocks, those that are worth least: what to give up where there is no other memory.
 
         Ends come before beginnings, and what is not kept before all.
         """
         return heapq.nsmallest(count, keys, key=self._rank)
 
-    def give_up(self, keys: Collection[bytes]) -> None:
+    def give_up(self, keys: Collection[Key]) -> None:
         """Keep some blocks no more, until their prefixes are told of anew."""
         given = frozenset(keys)
         for last, one in list(self._prefixes.items()):
@@ -140,11 +144,11 @@ class PrefixRetention:
         self._prefixes.clear()
         self._blocks.clear()
 
-    def _rank(self, key: bytes) -> tuple[float, int]:
+    def _rank(self, key: Key) -> tuple[float, int]:
         block = self._blocks.get(key)
         return (block.value, -block.depth) if block is not None else (-math.inf, 0)
 
-    def _add(self, prefix: _Prefix) -> None:
+    def _add(self, prefix: _Prefix[Key]) -> None:
         self._prefixes[prefix.keys[-1]] = prefix
         for depth, key in enumerate(prefix.keys):
             block = self._blocks.get(key)
@@ -153,9 +157,9 @@ class PrefixRetention:
             block.value += prefix.share
             block.holders += 1
 
-    def _shorten(self, prefix: _Prefix, blocks: int) -> list[bytes]:
+    def _shorten(self, prefix: _Prefix[Key], blocks: int) -> list[Key]:
         """Let a prefix keep so many blocks fewer, from its end; gives those that nothing keeps any more."""
-        gone = []
+        gone: list[Key] = []
         for key in reversed(prefix.keys[prefix.kept - blocks : prefix.kept]):
             block = self._blocks[key]
             block.holders -= 1
@@ -166,7 +170,7 @@ class PrefixRetention:
         prefix.kept -= blocks
         return gone
 
-    def _drop(self, most: int) -> list[bytes]:
+    def _drop(self, most: int) -> list[Key]:
         """Give up the end that is worth least, of at most so many blocks; some of them may be kept by others still."""
         found = self._prefixes.values()
         # Of equal ones the deeper, that no beginning goes before its end; then the one that was told of longest ago.
@@ -175,18 +179,18 @@ class PrefixRetention:
         holders = self._blocks[end].holders
         alike = itertools.takewhile(lambda key: self._blocks[key].holders == holders, _backwards(least))
         blocks = sum(1 for _ in itertools.islice(alike, most))
-        gone: list[bytes] = []
+        gone: list[Key] = []
         for one in [one for one in found if one.keys[one.kept - 1] == end]:
             gone += self._shorten(one, min(blocks, one.kept))
             if one.kept == 0:
                 del self._prefixes[one.keys[-1]]
         return gone
 
-    def _forget_faded(self, now: float) -> list[bytes]:
+    def _forget_faded(self, now: float) -> list[Key]:
         faded = [
             last
             for last, one in self._prefixes.items()
-            if one.reuse * 2.0 ** ((one.seen - now) / HALF_LIFE_S) < FORGOTTEN
+            if one.reuse * math.exp2((one.seen - now) / HALF_LIFE_S) < FORGOTTEN
         ]
         return [key for one in map(self._prefixes.pop, faded) for key in self._shorten(one, one.kept)]
 
@@ -195,7 +199,7 @@ class PrefixRetention:
             self._origin = now
         if (now - self._origin) / HALF_LIFE_S < _REBASE:
             return
-        scale = 2.0 ** ((self._origin - now) / HALF_LIFE_S)
+        scale = math.exp2((self._origin - now) / HALF_LIFE_S)
         self._origin = now
         for prefix in self._prefixes.values():
             prefix.share *= scale
@@ -203,7 +207,7 @@ class PrefixRetention:
             block.value *= scale
 
 
-def _backwards(prefix: _Prefix) -> Iterator[bytes]:
+def _backwards(prefix: _Prefix[Key]) -> Iterator[Key]:
     return (prefix.keys[at] for at in range(prefix.kept - 1, -1, -1))
 
 

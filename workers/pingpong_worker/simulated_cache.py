@@ -19,7 +19,7 @@ class PrefixCache:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._aside: set[bytes] = set()
         self._in_use = 0
-        self.retention = PrefixRetention(int(keep * blocks))
+        self.retention: PrefixRetention[bytes] = PrefixRetention(int(keep * blocks))
         """Which blocks are kept, of the part `keep` that may be."""
 
     def touch(self, block: bytes) -> bool:

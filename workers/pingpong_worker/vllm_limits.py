@@ -53,6 +53,7 @@ def engine_limits(
         batch_invariant=config.batch_invariant,
         decode_first=is_decode_first(config),
         host_cache_bytes=int(config.host_cache_gib * 2**30),
+        host_cache_tokens=host_tokens(vllm_config, config),
         keep_tokens=kept_tokens(vllm_config, config),
         speculation=METHOD if guesses(config, version) else "",
         speculation_refusal=guess_refusal(config, version),
@@ -67,6 +68,16 @@ def kept_tokens(vllm_config: Any, config: WorkerConfig) -> int:
     if not is_decode_first(config) or not cache.enable_prefix_caching or model.is_hybrid or windowed:
         return 0
     return int(config.keep_prefixes * (cache.num_gpu_blocks or 0)) * int(cache.block_size)
+
+
+def host_tokens(vllm_config: Any, config: WorkerConfig) -> int:
+    """Tokens that the host memory behind the engine's prefix cache holds; 0 for models whose layers differ."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    if not config.host_cache_gib or model.is_hybrid or model.use_mla:
+        return 0
+    element = 1 if str(cache.cache_dtype).startswith("fp8") else model.dtype.itemsize
+    one = 2 * model.get_total_num_kv_heads() * model.get_head_size() * model.get_total_num_hidden_layers() * element
+    return int(config.host_cache_gib * 2**30 / one)
 
 
 def grid_refusal(vllm_config: Any, config: WorkerConfig, cell: int) -> str:

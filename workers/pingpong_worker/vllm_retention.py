@@ -98,7 +98,7 @@ class KeptBlocks:
         policy: which blocks to keep.
     """
 
-    def __init__(self, pool: Any, policy: PrefixRetention) -> None:
+    def __init__(self, pool: Any, policy: PrefixRetention[bytes]) -> None:
         self._pool = pool
         self._queue = pool.free_block_queue
         self._policy = policy
@@ -116,7 +116,7 @@ class KeptBlocks:
         return len(self._by_hash)
 
     @property
-    def policy(self) -> PrefixRetention:
+    def policy(self) -> PrefixRetention[bytes]:
         """Which blocks are kept."""
         return self._policy
 
