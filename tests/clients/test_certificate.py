@@ -25,6 +25,7 @@ from pingpong_client.certificate import (
 from pingpong_client.certificate_file import read_certificate, write_certificate
 from pingpong_client.certificate_table import certificate_lines
 from pingpong_client.output_file import check_writable
+from pingpong_client.rescoring import question
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=30)
 
@@ -110,6 +111,20 @@ def test_prompts_that_only_the_worker_knows_are_compared_by_digest():
 
 def test_without_ids_and_digests_nothing_is_proven():
     assert not compare_agents(joined([1], prompt_digest=""), joined([1], prompt_digest="")).equal
+
+
+def step(text):
+    return AgentResult(name="take", state="finished", kind="extract", text=text, output_ids=[], finish_reason="stop")
+
+
+def test_steps_between_agents_are_compared_by_their_text():
+    same = compare_agents(step("né"), step("né"))
+    assert same.equal
+    assert (same.prompt_tokens, same.output_tokens, same.output_digest) == (0, 2, digest([ord("n"), ord("é")]))
+    other = compare_agents(step("no"), step("né"))
+    difference = other.difference
+    assert (difference.where, difference.index, difference.serial, difference.read_ahead) == ("text", 1, 111, 233)
+    assert question(difference, step("no"), step("né")) == "no engine wrote it: it is a step's"
 
 
 def certificate(*outputs):

@@ -20,6 +20,7 @@ from pingpong_bus.messages import (
     Attach,
     Cancel,
     ChainResult,
+    DraftCounts,
     Drain,
     GetResult,
     ResumeEntry,
@@ -432,6 +433,53 @@ async def test_verify_takes_the_level_that_is_named(link, daemon, chain):
     levels = [submit.options.exactness for submit in submits(daemon)]
     assert levels == ["grid"] * 2 + ["invariant"] * 2 + ["fast"] * 2
     assert outcome.out.splitlines()[-1] == 'proof      no: exactness "fast" promises nothing'
+
+
+async def test_verify_holds_guessed_tokens_against_series_without_them(link, daemon, chain):
+    counts = DraftCounts(steps=10, drafted=12, accepted=5)
+
+    def guess(submit, result):
+        if submit.options.mode == "serial":
+            return result
+        agents = [msgspec.structs.replace(agent, drafts=counts) for agent in result.agents]
+        return msgspec.structs.replace(result, agents=agents)
+
+    daemon.edit = guess
+    first, second = chain.agents
+    asking = msgspec.structs.replace(chain, agents=[first, msgspec.structs.replace(second, speculate=True)])
+    outcome = await link.command("verify", "-", "--speculate", "--json", stdin=msgspec.json.encode(asking))
+    document = json.loads(outcome.out)
+    assert document["guessed"] == {"steps": 20, "drafted": 24, "accepted": 10}
+    assert (document["verdict"], document["exactness"], document["proof"]) == ("equal", "fast", False)
+    serial, ahead = submits(daemon)
+    assert (serial.chain.speculate, [agent.speculate for agent in serial.chain.agents]) == (False, [None, None])
+    assert serial.options.speculate is None
+    assert (ahead.chain.speculate, [agent.speculate for agent in ahead.chain.agents]) == (None, [None, True])
+    assert (ahead.options.speculate, ahead.options.exactness) == (True, "fast")
+
+
+async def test_verify_of_guesses_proves_where_engines_are_batch_invariant(link, daemon, chain_file):
+    def invariant(status):
+        workers = [
+            msgspec.structs.replace(worker, limits=msgspec.structs.replace(worker.limits, batch_invariant=True))
+            for worker in status.workers
+        ]
+        return msgspec.structs.replace(status, workers=workers)
+
+    daemon.edit_status = invariant
+    assert (await link.command("verify", str(chain_file), "--speculate")).code == 0
+    assert (await link.command("verify", str(chain_file), "--no-speculate")).code == 0
+    assert [submit.options.exactness for submit in submits(daemon)] == ["invariant"] * 2 + ["grid"] * 2
+    assert [submit.options.speculate for submit in submits(daemon)] == [None, True, None, False]
+
+
+async def test_submit_says_whether_tokens_are_guessed(link, daemon, chain_file):
+    for words in ([], ["--speculate"], ["--no-speculate"]):
+        assert (await link.command("submit", str(chain_file), *words)).code == 0
+    assert [submit.options.speculate for submit in submits(daemon)] == [None, True, False]
+    line = json.dumps({"path": str(chain_file), "speculate": False}).encode()
+    assert (await link.command("submit", "--jsonl", "-", "--speculate", stdin=line)).code == 0
+    assert submits(daemon)[-1].options.speculate is False
 
 
 async def test_verify_writes_the_certificate_that_it_prints(link, chain_file, tmp_path):
