@@ -77,6 +77,8 @@ class KvCheckingRunner:
         """By block: first and one past the last token of the chunk in which its last token was computed."""
         self.grids: dict[str, int] = {}
         """Cells of requests that have one."""
+        self.guessed = self.accepted = 0
+        """Tokens that were guessed by the scheduler, and those of them that were right."""
 
     def run(self, output: Any) -> tuple[list[str], list[list[int]]]:
         """Ids in the step, and what was sampled for each: nothing while its prompt is not computed to the end.
@@ -88,7 +90,10 @@ class KvCheckingRunner:
             self._rows.pop(name, None)
         starts = self._learn(output)
         ids = list(output.num_scheduled_tokens)
-        return ids, [self._compute(name, starts[name], output.num_scheduled_tokens[name]) for name in ids]
+        guesses = output.scheduled_spec_decode_tokens
+        return ids, [
+            self._compute(name, starts[name], output.num_scheduled_tokens[name], guesses.get(name, ())) for name in ids
+        ]
 
     def _learn(self, output: Any) -> dict[str, int]:
         """Take in new requests and blocks; gives what is computed of each request."""
@@ -108,8 +113,11 @@ class KvCheckingRunner:
             starts[name] = computed
         return starts
 
-    def _compute(self, name: str, start: int, count: int) -> list[int]:
+    def _compute(self, name: str, start: int, count: int, guess: Sequence[int]) -> list[int]:
         row, end = self._rows[name], start + count
+        if guess and start + 1 != len(row.tokens):
+            raise WrongContent(f"{name}: guesses behind token {start}, and {len(row.tokens)} are known")
+        row.tokens += guess
         if end > len(row.tokens):
             raise WrongContent(f"{name}: token {end} of {len(row.tokens)} is to be computed")
         if end > len(row.blocks) * self._size:
@@ -125,8 +133,20 @@ class KvCheckingRunner:
                 self._chunks[block] = (start, end)
         if end < len(row.tokens):
             return []
-        row.tokens.append(sampled(row.digest(end - 1)))
-        return [row.tokens[-1]]
+        return self._sample(row, end - len(guess), guess)
+
+    def _sample(self, row: _Row, known: int, guess: Sequence[int]) -> list[int]:
+        """What follows the known tokens: one token, and one more for each guess that is right."""
+        found = [sampled(row.digest(known - 1))]
+        for ahead, token in enumerate(guess):
+            if token != found[-1]:
+                break
+            found.append(sampled(row.digest(known + ahead)))
+        del row.tokens[known:], row.digests[known:]
+        row.tokens += found
+        self.guessed += len(guess)
+        self.accepted += len(found) - 1
+        return found
 
     def _check_context(self, name: str, row: _Row, start: int) -> None:
         for last in self._last_positions(start):

@@ -46,6 +46,10 @@ class Actor:
         if keep.random() < 0.5:
             self.keep["keep"] = [keep.randrange(1, len(self.prompt) + 1), keep.uniform(0.1, 20.0)]
 
+        self.guesses: dict[str, Any] = {}
+        if keep.random() < 0.4:
+            self.guesses = {"drafts": self._runs(keep), "draft_tokens": keep.choice((1, 3, 8, 20))}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name}: {len(self.got)} of {self.max_tokens}"
 
@@ -82,6 +86,16 @@ class Actor:
     def _marked(self, mark: dict[str, Any] | None) -> dict[str, Any] | None:
         return {**(mark or {}), **self.keep} or None
 
+    def _runs(self, rng: random.Random) -> list[list[int]]:
+        """What may be guessed from: answers that are like the right one, more or less."""
+        right = reference(self.prompt, self.max_tokens)
+        runs = [list(right) for _ in range(rng.randrange(0, 3))]
+        for run in runs:
+            for _ in range(rng.randrange(0, 1 + len(run) // 5)):
+                at = rng.randrange(len(run) + 1)
+                run[at : at + rng.randrange(0, 3)] = [rng.randrange(24, VOCABULARY)] * rng.randrange(0, 3)
+        return [run for run in runs if run]
+
     def _words(self, count: int) -> list[int]:
         rng = self.world.rng
         text = rng.choice(_TEXTS)
@@ -108,7 +122,7 @@ class Plain(Actor):
         if self._submitted:
             return
         self._submitted = True
-        mark, salt = self._marked(self.mark), None
+        mark, salt = self._marked({**(self.mark or {}), **({} if self.grid else self.guesses)}), None
         if self.grid:
             mark, salt = {**(mark or {}), "grid": self.grid}, f"grid{self.grid}"
         request = make_request(
@@ -153,7 +167,8 @@ class Session(Actor):
         self._turn += 1
         last = self._turn == len(self._ends) - 1
         self._pending = f"{self.name}#{self._turn}"
-        mark = self._marked(self.mark if last else {"append": True}) or {}
+        guesses = {} if self.grid else self.guesses
+        mark = self._marked({**(self.mark or {}), **guesses} if last else {"append": True}) or {}
         if self.grid:
             mark["grid"] = self.grid
         request = make_request(

@@ -35,7 +35,7 @@ class World:
         self.steps = 0
         self.appends: dict[str, int] = {}
         """Appends that are not computed: the step in which they last got a token, or came."""
-        self.requests = self.preempted = self.kept = 0
+        self.requests = self.preempted = self.kept = self.waited = 0
         self._under_way: deque[tuple[Any, ModelRunnerOutput, float]] = deque()
         self._busy_until = 0.0
         self._waited: set[str] = set()
@@ -99,6 +99,9 @@ class World:
         decodes = {name for name, one in requests.items() if self._decodes(one)}
         appends = {name for name in self.appends if name in requests and self._has_tokens_left(requests[name])}
         output = self.scheduler.schedule()
+        if self.scheduler._guesses.waits:
+            self._check_waits(output)
+            return output
         scheduled = output.num_scheduled_tokens
         self._check_preempted(set(output.preempted_req_ids or ()))
         self._check_appends({name: scheduled[name] for name in appends if name in scheduled}, prompts, waiting)
@@ -113,6 +116,12 @@ class World:
         self._check_progress(output)
         self.check_free()
         return output
+
+    def _check_waits(self, output: Any) -> None:
+        """That a step which waits for results is empty, and that there are some to wait for."""
+        self.waited += 1
+        if output.total_num_scheduled_tokens or not self._under_way or not self.setup.asynchronous:
+            raise Violation(f"a step of {output.total_num_scheduled_tokens} tokens waits, {len(self._under_way)} run")
 
     def _check_preempted(self, names: set[str]) -> None:
         """That nothing is pre-empted before the appends are."""

@@ -16,6 +16,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what torch and vLLM say is 
 SCHEDULES = 200
 
 
+def _schedule_anyway(scheduler: Any) -> Any:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return Scheduler.schedule(scheduler)
+
+
 @pytest.fixture(scope="module")
 def schedules() -> Any:
     import random_schedules  # imports vLLM, which warns
@@ -30,6 +36,9 @@ def test_no_schedule_goes_wrong(schedules: Any) -> None:
     assert sum(setup.streaming for setup in setups) > SCHEDULES / 5
     assert sum(world.preempted for world in worlds) > SCHEDULES / 10
     assert sum(world.kept > 0 for world in worlds) > SCHEDULES / 10
+    assert sum(world.runner.accepted for world in worlds) > 10 * SCHEDULES
+    assert sum(world.runner.guessed - world.runner.accepted for world in worlds) > SCHEDULES
+    assert sum(world.waited > 0 for world in worlds) > SCHEDULES / 10
 
 
 @pytest.mark.parametrize(
@@ -39,6 +48,7 @@ def test_no_schedule_goes_wrong(schedules: Any) -> None:
         ("cell_tokens", lambda start, end, grid: end - start, "are no cell of"),
         ("is_append", lambda request: False, "are computed while|were granted"),
         ("DecodeFirstSteps._may_be_admitted", lambda *arguments: True, "has room|nothing was computed"),
+        ("DecodeFirstSteps._empty_step", _schedule_anyway, "are known|waits|is to be computed"),
         ("DecodeFirstSteps._choose_favoured", lambda *arguments: None, "got nothing|got anything|nothing was computed"),
     ],
 )

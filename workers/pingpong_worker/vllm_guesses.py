@@ -72,8 +72,14 @@ class Guesses:
         self._known: dict[str, _Guessed] = {}
         self._out: list[Any] = []
         """Outputs of steps with guesses whose results are not in."""
+        self._waits = False
         self._ended = -math.inf
         self._last_was_decodes = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the step that was asked for last has to wait for results, and so is empty."""
+        return self._waits
 
     def prepare(self, running: Sequence[Any], requests: Mapping[str, Any]) -> bool:
         """Guess for the next step.
@@ -85,6 +91,10 @@ class Guesses:
         Returns:
             Whether it has to wait for results: the step is to be empty.
         """
+        self._waits = self._prepare(running, requests)
+        return self._waits
+
+    def _prepare(self, running: Sequence[Any], requests: Mapping[str, Any]) -> bool:
         marked = [one for one in running if DRAFTS in mark_of(one.sampling_params)]
         if not marked and not self._known:
             return False
