@@ -303,8 +303,15 @@ class Service:
     """Chains over a fake fleet and a fake store."""
 
     def __init__(
-        self, figures: EngineFigures | None = None, limits: EngineLimits = LIMITS, more: dict[str, Any] | None = None
+        self,
+        figures: EngineFigures | None = None,
+        limits: EngineLimits = LIMITS,
+        more: dict[str, Any] | None = None,
+        limits_of: dict[str, EngineLimits] | None = None,
+        groups: str = "ab",
     ) -> None:
+        self.names = groups
+        """Of the groups, a letter each."""
         self.figures = figures
         """Of the engines."""
         self.more = more or {}
@@ -316,6 +323,8 @@ class Service:
         self.restarted = False
         self.limits = limits
         """Of the engines, from the daemon's next start on."""
+        self.limits_of = limits_of or {}
+        """The same, of those of some models."""
         self.vllm: dict[str, Any] = {}
         """Raw arguments of the daemon's configuration, likewise."""
         self.begin()
@@ -323,13 +332,13 @@ class Service:
     def begin(self) -> None:
         """A daemon's start."""
         self.slab = Slab.create(SLOTS, 16)
-        groups = [{"name": name, "devices": ["cpu:0"]} for name in "ab"]
+        groups = [{"name": name, "devices": ["cpu:0"]} for name in self.names]
         keys = {"max_queued": 4, "restart": {"give_up_after": 1000}, "vllm": self.vllm}
         config = parse_config({"engine": "simulated", "groups": groups} | keys | self.more)
         self.chains = Chains(config, self.slab, self.store, self.events.append)  # type: ignore[arg-type]
-        self.fleet = FakeFleet("ab", self.slab)
-        for worker in self.fleet.workers.values():
-            worker.limits = self.limits
+        self.fleet = FakeFleet(self.names, self.slab)
+        for worker, group in zip(self.fleet.workers.values(), config.groups, strict=False):
+            worker.group, worker.limits = group, self.limits_of.get(group.model or "", self.limits)
             worker.figures = self.figures
         self.run(self.serve)
 

@@ -13,12 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from pingpong_bus.errors import ConfigError
 from pingpong_bus.messages import SessionKind
-from pingpong_worker.model_store import EMBEDDED_FOLDER, EMBEDDED_NAMES, resolve_model
+from pingpong_worker.model_store import CUT_FOLDER, CUT_MODEL, EMBEDDED_FOLDER, EMBEDDED_NAMES, resolve_model
 from pingpong_worker.vllm_versions import SESSIONS_SOUND, Version, check_supported, parse_version
 from pingpongd.check_finding import Finding, doubtful, failed, passed
 from pingpongd.config import DaemonConfig
+from pingpongd.model_names import served_models
 
 _IMPORT_SECONDS = 120.0
 _EXTRAS = ("torchvision", "torchaudio", "torchcodec")
@@ -70,15 +73,30 @@ def model_findings(config: DaemonConfig, cache: Path, uid: int) -> Iterator[Find
     environment = os.environ | config.environment
     hub = Path(environment.get("HF_HUB_CACHE") or Path(environment.get("HF_HOME") or cache / "huggingface") / "hub")
     offline = environment.get("HF_HUB_OFFLINE", "") not in ("", "0")
-    yield judge_model(config.model, cache / "pingpongd" / "models", hub, offline=offline)
-    folder = Path(config.model).expanduser()
-    if folder.is_dir() and (closed := first_closed([folder.absolute(), *folder.absolute().iterdir()], uid)) is not None:
-        error = ConfigError(
-            f"{closed} cannot be read by uid {uid}, which the daemon runs as.",
-            field="model",
-            hint=f"chmod -R o+rX {folder}, and o+x the folders above it.",
+    served = served_models(config)
+    for called, model in served.items():
+        finding = judge_model(model, cache / "pingpongd" / "models", hub, offline=offline)
+        groups = ", ".join(group.name for group in config.groups if (group.model or "") == called)
+        own = f'"{called}" on {groups}: ' if called else f"default on {groups}: " if len(served) > 1 else ""
+        yield msgspec.structs.replace(finding, text=own + finding.text)
+        folder = Path(model).expanduser()
+        closed = first_closed([folder.absolute(), *folder.absolute().iterdir()], uid) if folder.is_dir() else None
+        if closed is not None:
+            error = ConfigError(
+                f"{closed} cannot be read by uid {uid}, which the daemon runs as.",
+                field=f"models.{called}.model" if called else "model",
+                hint=f"chmod -R o+rX {folder}, and o+x the folders above it.",
+            )
+            yield failed("model", error)
+    if idle := [name for name in config.models if name not in served]:
+        names = ", ".join(f'"{name}"' for name in idle)
+        yield doubtful("model", f"no group serves {names}.", 'Give a group model = "NAME", or leave them out.')
+    if "" not in served:
+        yield doubtful(
+            "model",
+            f"no group serves the default model, {config.model}.",
+            "Agents then have to name theirs; or make one of the others `model`.",
         )
-        yield failed("model", error)
 
 
 def judge_vllm(versions: Mapping[str, str | None], session: SessionKind) -> Finding:
@@ -135,7 +153,12 @@ def judge_model(name: str, embedded_cache: Path, hub: Path, *, offline: bool) ->
         offline: the hub is not to be asked.
     """
     if name.lower() in EMBEDDED_NAMES:
-        folder = embedded_cache / EMBEDDED_FOLDER
+        folder: Path | None = embedded_cache / EMBEDDED_FOLDER
+    elif name.lower() == CUT_MODEL:
+        folder = embedded_cache / CUT_FOLDER
+    else:
+        folder = None
+    if folder is not None:
         if folder.is_dir():
             return passed("model", f"{name} is in {folder}")
         return doubtful(

@@ -8,6 +8,7 @@ import pytest
 
 from pingpong_bus.errors import ConfigError
 from pingpongd.config import load_config, parse_config
+from pingpongd.model_names import engine_arguments, engine_dtype, served_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GROUP = {"name": "a", "devices": ["cpu:0"]}
@@ -65,3 +66,39 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, data: bytes | None,
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(path)
     assert "c.toml" in str(caught.value)
+
+
+def test_models_are_named_by_groups() -> None:
+    models = {"large": {"model": "org/large", "dtype": "float16", "vllm": {"max_model_len": 9000, "x": 1}}}
+    groups = [
+        {"name": "a", "devices": ["cpu:0"], "model": "small"},
+        {"name": "b", "devices": ["cpu:1"], "model": "large", "vllm": {"x": 2}},
+    ]
+    config = parse_config(
+        {"model": "small", "models": models, "groups": groups, "vllm": {"max_model_len": 100, "y": 0}}
+    )
+    assert [group.model for group in config.groups] == [None, "large"]
+    assert served_models(config) == {"": "small", "large": "org/large"}
+    assert engine_arguments(config, config.groups[0]) == {"max_model_len": 100, "y": 0}
+    assert engine_arguments(config, config.groups[1]) == {"max_model_len": 9000, "x": 2, "y": 0}
+    assert [engine_dtype(config, group) for group in config.groups] == ["auto", "float16"]
+    assert config.log_capacity == 9000
+    large_alone = parse_config({"models": models, "groups": groups[1:]})
+    assert served_models(large_alone) == {"large": "org/large"}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {"groups": [{"name": "a", "devices": ["cpu:0"], "model": "huge"}]},
+            'groups\\[0\\].model: there is no model "huge"',
+        ),
+        ({"models": {"small": {"model": "x"}}}, '"small" is the default model'),
+        ({"models": {"": {"model": "x"}}}, '"" is the default model'),
+        ({"models": {"large": {}}}, r"models\[...\].model: the key is missing"),
+    ],
+)
+def test_a_model_that_cannot_be_is_named(document: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"model": "small", "groups": [{"name": "a", "devices": ["cpu:0"]}]} | document)

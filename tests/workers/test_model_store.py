@@ -162,7 +162,7 @@ def test_a_failed_step_is_explained_and_leaves_nothing(
 
 
 def test_scraps_of_a_killed_conversion_are_cleared(commands: Commands, tmp_path: Path) -> None:
-    scrap = tmp_path / ".smollm2-135m-instruct-abc"
+    scrap = tmp_path / ".smollm2-135m-instruct-making-abc"
     scrap.mkdir()
     (scrap / "half.gguf").write_bytes(b"half")
     resolve_model(EMBEDDED_MODEL, cache=tmp_path)

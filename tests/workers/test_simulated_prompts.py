@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pingpong_bus.chain import Agent, Chain, RenderedMessage, raw_parts, rendered_messages
 from pingpong_bus.errors import ChainError
 from pingpong_bus.messages import JoinedPrompt, Literals, OutputOf, Segment
-from pingpong_worker.simulated_prompts import SimulatedPrompts
+from pingpong_worker.simulated_prompts import FIRST_PAIR, PAIRS, SimulatedPrompts, simulated_prompts
 from pingpong_worker.simulated_request import EOS
 
 PROMPTS = SimulatedPrompts()
@@ -72,3 +72,41 @@ def test_ids_beyond_the_vocabulary_are_named() -> None:
         chain = Chain(name="c", agents=[Agent(name="a", prompt="x"), agent])
         with pytest.raises(ChainError, match=r"agents\[1\]\.stop_token_ids\[1\]: 4096 is no token"):
             PROMPTS.prepare(chain, {}, 4096)
+
+
+PAIR_PROMPTS = simulated_prompts(PAIRS)
+_words = st.text(alphabet=st.sampled_from("abcz é\U0001f600A<|im_end|>"), max_size=40)
+
+
+def test_pairs_of_letters_are_one_id() -> None:
+    assert PAIR_PROMPTS.encode_text("ab") == [FIRST_PAIR + 1]
+    assert PAIR_PROMPTS.encode_text("abz zz") == [FIRST_PAIR + 1, ord("z"), ord(" "), FIRST_PAIR + 675]
+    assert PAIR_PROMPTS.tokenizer != PROMPTS.tokenizer
+
+
+@given(text=_words, cuts=st.lists(st.integers(0, 6), max_size=20))
+def test_pairs_are_certain_as_soon_as_they_are_given(text: str, cuts: list[int]) -> None:
+    whole = PAIR_PROMPTS.encode_text(text)
+    growing, rest, ids = PAIR_PROMPTS.growing(control=False), text, list[int]()
+    for cut in cuts:
+        ids += growing.feed(rest[:cut])
+        assert ids == whole[: len(ids)]
+        rest = rest[cut:]
+    assert ids + growing.feed(rest) + growing.finish() == whole
+    stream = PAIR_PROMPTS.decode_stream()
+    assert stream.step(whole) + stream.finish() == text
+
+
+@given(output=_words)
+@pytest.mark.parametrize("kind", ["prompt", "raw_prompt"])
+def test_a_joined_prompt_is_its_text_tokenized_with_what_stands_beside_it(kind: str, output: str) -> None:
+    agents = [Agent(name="a", prompt="x"), Agent(name="b", **{kind: "sa{{a}}y"})]
+    chain = Chain(name="c", agents=agents)
+    messages = (
+        rendered_messages(chain, 1, {}) if kind == "prompt" else [RenderedMessage("", raw_parts(chain, 1, {}))]  # type: ignore[arg-type]
+    )
+    joined = JoinedPrompt(agent=agents[1], messages=messages, outputs={})
+    ids = PAIR_PROMPTS.join(joined, {0: output})
+    middle = PAIR_PROMPTS.encode_text(f"sa{output}y")
+    assert any(ids[at : at + len(middle)] == middle for at in range(len(ids)))
+    assert PAIR_PROMPTS.join(joined, {0: PROMPTS.encode_text(output)}) == ids  # letters on their own are ids, too

