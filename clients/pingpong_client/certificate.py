@@ -12,6 +12,7 @@ import msgspec
 from pingpong_bus.chain import Chain, Exactness, resolve_inputs
 from pingpong_bus.errors import NotEqual
 from pingpong_bus.messages import AgentResult, ChainResult, DraftCounts
+from pingpong_client.guesses import is_step
 
 CERTIFICATE_VERSION: Literal[2] = 2
 """Of the JSON form; raised by every change that an older reader could misread."""
@@ -22,7 +23,8 @@ ReadAheadMode = Literal["ping-pong", "overlap"]
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The first thing in which two runs of an agent differ."""
 
-    where: Literal["prompt", "output", "stop token", "finish reason", "prompt digest"]
+    where: Literal["prompt", "output", "stop token", "finish reason", "prompt digest", "text"]
+    """"text" of a step: its tokens are code points."""
     index: int | None = None
     """Of the first token that differs, from 0."""
     serial: int | str | None
@@ -49,6 +51,8 @@ class AgentCertificate(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     """That it was sampled with; None where it was not."""
     difference: Difference | None = None
+    step: bool = False
+    """A step between agents: it has no prompt, and its output is the code points of its text."""
 
 
 class RunCertificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +205,8 @@ def compare_agents(serial: AgentResult, read_ahead: AgentResult) -> AgentCertifi
     Where the daemon does not know the ids, since a worker tokenized the joined text, the digests of what the two
     engines were given take their place.
     """
+    if is_step(serial):
+        return _compare_steps(serial, read_ahead)
     difference = _first_difference(serial, read_ahead)
     prompt = serial.prompt_ids
     return AgentCertificate(
@@ -215,8 +221,37 @@ def compare_agents(serial: AgentResult, read_ahead: AgentResult) -> AgentCertifi
     )
 
 
+def _compare_steps(serial: AgentResult, read_ahead: AgentResult) -> AgentCertificate:
+    """Of a step there is its text alone."""
+    ours, theirs = ([ord(character) for character in result.text] for result in (serial, read_ahead))
+    parts = (at for at, (one, other) in enumerate(zip_longest(ours, theirs)) if one != other)
+    at = next(parts, None)
+    difference = None
+    if at is not None:
+        one, other = (text[at] if at < len(text) else None for text in (ours, theirs))
+        difference = Difference(
+            where="text", index=at, serial=one, read_ahead=other, no_gap="no engine wrote it: it is a step's"
+        )
+    return AgentCertificate(
+        agent=serial.name,
+        prompt_tokens=0,
+        output_tokens=len(ours),
+        prompt_digest="",
+        output_digest=digest(ours),
+        equal=difference is None,
+        difference=difference,
+        step=True,
+    )
+
+
 def describe(difference: Difference) -> str:
     """A difference in words."""
+    if difference.where == "text":
+        one, other = (
+            "nothing" if point is None else repr(chr(int(point)))
+            for point in (difference.serial, difference.read_ahead)
+        )
+        return f"character {difference.index} of its text is {one} in series and {other} read ahead"
     where = difference.where if difference.index is None else f"{difference.where} token {difference.index}"
     return f"{where} is {_shown(difference.serial)} in series and {_shown(difference.read_ahead)} read ahead"
 

@@ -14,6 +14,7 @@ from pingpong_client.certificate import (
     describe,
     describe_change,
 )
+from pingpong_client.guesses import guessed_words
 from pingpong_client.table import clean, format_table, milliseconds, number
 
 
@@ -36,6 +37,8 @@ def certificate_lines(certificate: Certificate, width: int | None = None) -> lis
         f"session    {_listed(certificate.sessions)}",
         f"cache      {certificate.cache}",
     ]
+    if certificate.guessed is not None:
+        lines.append(f"guessed    read ahead: {guessed_words(certificate.guessed)}; in series none")
     for at, run in enumerate(certificate.runs, 1):
         lines += ["", _run_headline(at, run), *_run_lines(run, width)]
     if certificate.against is not None:
@@ -61,9 +64,9 @@ def _run_lines(run: RunCertificate, width: int | None) -> list[str]:
     rows = [
         [
             agent.agent,
-            number(agent.prompt_tokens),
-            agent.prompt_digest[:12],
-            number(agent.output_tokens),
+            "-" if agent.step else number(agent.prompt_tokens),
+            agent.prompt_digest[:12] or "-",
+            f"{number(agent.output_tokens)}{' chars' if agent.step else ''}",
             agent.output_digest[:12],
             "equal" if agent.equal else "DIFFERENT",
         ]

@@ -16,6 +16,7 @@ _GROUPS_CELLS = 17
 """What is left of 80 for names of groups; two of them tell a row apart."""
 _SHORTEST_NAME = 5
 
+_STEPS_LEGEND = "E2E: prefill that nothing hides, decode, steps and wait; hidden: prefill beside decodes"
 _LEGEND = (
     "E2E: prefill that nothing hides, decode and wait; hidden: prefill beside decodes",
     "factor: actual over predicted of chains like this; times are multiplied by it",
@@ -46,34 +47,38 @@ def _prediction_lines(explained: Explained, width: int) -> Iterable[str]:
         shown.append(chosen)
     shown.sort(key=lambda prediction: prediction.e2e_ms)
     names, keys = _short_names([prediction.groups for prediction in shown], width - LINE_CELLS + _GROUPS_CELLS)
-    headers = ["", "placement", "groups", "E2E ms", "prefill", "decode", "wait", "hidden", "factor"]
-    rows = [_row(prediction, names, taken=prediction == chosen) for prediction in shown]
-    yield from format_table(headers, rows, right=range(3, 9), width=width)
+    steps = any(prediction.steps_ms for prediction in shown)  # else the column is not worth its cells
+    times = ["E2E ms", "prefill", "decode", *(["steps"] if steps else []), "wait", "hidden", "factor"]
+    headers = ["", "placement", "groups", *times]
+    rows = [_row(prediction, names, taken=prediction == chosen, steps=steps) for prediction in shown]
+    yield from format_table(headers, rows, right=range(3, len(headers)), width=width)
     yield from keys
     if left := sum(prediction not in shown for prediction in explained.predictions):
         yield f"and {left:,} more, which take longer; --json has them all"
-    yield from _LEGEND
+    yield _STEPS_LEGEND if steps else _LEGEND[0]
+    yield _LEGEND[1]
 
 
-def _row(prediction: Prediction, names: Mapping[str, str], *, taken: bool) -> list[str]:
+def _row(prediction: Prediction, names: Mapping[str, str], *, taken: bool, steps: bool) -> list[str]:
     times = (
         prediction.e2e_ms,
         prediction.prefill_ms,
         prediction.decode_ms,
+        *((prediction.steps_ms,) if steps else ()),
         prediction.wait_ms,
         prediction.hidden_ms,
     )
     return [
         "*" if taken else "",
         prediction.placement,
-        _group_names([names[group] for group in prediction.groups]),
+        _group_names([names[group] for group in prediction.groups if group]),
         *(milliseconds(time) if time else "-" for time in times),
         f"{prediction.factor:.2f}",
     ]
 
 
 def _group_names(groups: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(groups))
+    return ", ".join(dict.fromkeys(group for group in groups if group))
 
 
 def _short_names(rows: Sequence[Sequence[str]], room: int) -> tuple[dict[str, str], list[str]]:
@@ -81,11 +86,13 @@ def _short_names(rows: Sequence[Sequence[str]], room: int) -> tuple[dict[str, st
 
     Names are cut in the middle, or numbered where the cut ones could not be told apart.
     """
-    names = list(dict.fromkeys(name for groups in rows for name in groups))
-    for cells in range(max(_SHORTEST_NAME, *map(len, names)), _SHORTEST_NAME - 1, -1):
+    names = list(dict.fromkeys(name for groups in rows for name in groups if name))
+    for cells in range(max([_SHORTEST_NAME, *map(len, names)]), _SHORTEST_NAME - 1, -1):
         short = {name: clip_middle(name, cells) for name in names}
         told_apart = len(set(short.values())) == len(names)
-        if told_apart and all(len(_group_names([short[name] for name in groups][:2])) <= room for groups in rows):
+        if told_apart and all(
+            len(_group_names([short[name] for name in groups if name][:2])) <= room for groups in rows
+        ):
             return short, []
     numbers = {name: f"#{at}" for at, name in enumerate(names, start=1)}
     return numbers, [f"{number}: {name}" for name, number in numbers.items()]

@@ -186,6 +186,12 @@ def _agent_line(agent: AgentProgress, width: int, name_cells: int) -> Text:
 
 
 def _phase(agent: AgentProgress) -> str:
+    if agent.kind != "agent":
+        if agent.phase in ("reading", "writing"):
+            return f"{agent.kind} runs"
+        if agent.phase == "finished":
+            return f"{agent.kind}: {agent.written:,} characters"
+        return agent.phase
     if agent.phase == "reading":
         total = f"/{agent.prompt_tokens:,}" if agent.prompt_tokens > agent.read else ""
         return f"reading {agent.read:,}{total} tokens"

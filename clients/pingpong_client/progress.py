@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pingpong_bus.chain import Chain
+from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.messages import AgentResult, ChainEvent, ChainResult, Placement
 
 Phase = Literal["waiting", "reading", "writing", "finished", "failed", "cancelled"]
@@ -18,6 +18,8 @@ class AgentProgress:
     """One agent, as far as events have told. Times are ms since the chain was submitted."""
 
     name: str
+    kind: Literal["agent", "extract", "call"] = "agent"
+    """An agent, or a step between agents: of one, `written` and `received` count characters."""
     phase: Phase = "waiting"
     worker: str = ""
     read: int = 0
@@ -46,7 +48,7 @@ class AgentProgress:
     @property
     def rate(self) -> float | None:
         """Tokens a second of the current phase: read since the session opened, or written since the first token."""
-        if self.last_ms is None:
+        if self.last_ms is None or self.kind != "agent":
             return None
         if self.phase == "reading":
             since, tokens = self.opened_ms, self.read
@@ -77,7 +79,7 @@ class ChainProgress:
     @classmethod
     def of_chain(cls, chain_id: str, chain: Chain) -> ChainProgress:
         """A chain that has just been submitted."""
-        return cls(chain_id, chain.name, [AgentProgress(agent.name) for agent in chain.agents])
+        return cls(chain_id, chain.name, [AgentProgress(agent.name, _kind_of(agent)) for agent in chain.agents])
 
     @classmethod
     def of_result(cls, result: ChainResult) -> ChainProgress:
@@ -153,12 +155,22 @@ def _apply_to_agent(agent: AgentProgress, event: ChainEvent) -> None:
         agent.written = max(agent.written, 1)
     elif event.kind == "tokens":
         agent.text += data.get("text", "")
-        agent.received += len(data.get("ids", ()))
-        agent.written = data.get("output_tokens", agent.received)
+        if agent.kind == "agent":
+            agent.received += len(data.get("ids", ()))
+            agent.written = data.get("output_tokens", agent.received)
+        else:
+            agent.received += len(data.get("text", ""))
+            agent.written = max(agent.written, agent.received)
         agent.last_ms = event.at_ms
     elif event.kind == "agent_finished":
         agent.phase = "finished"
-        agent.written = data.get("output_tokens", agent.written)
+        agent.written = data.get("output_tokens" if agent.kind == "agent" else "characters", agent.written)
+
+
+def _kind_of(agent: Agent) -> Literal["agent", "extract", "call"]:
+    if agent.extract is not None:
+        return "extract"
+    return "agent" if agent.call is None else "call"
 
 
 def _agent_of(result: AgentResult) -> AgentProgress:
@@ -166,6 +178,7 @@ def _agent_of(result: AgentResult) -> AgentProgress:
     writes = result.first_token_ms is not None
     return AgentProgress(
         result.name,
+        result.kind,
         phase=result.state,
         worker=result.worker,
         read=result.prompt_tokens if writes else sent,

@@ -16,7 +16,9 @@ from pingpong_bus.messages import (
     StoreStatus,
     WorkerStatus,
 )
+from pingpong_client.abilities import ability_lines
 from pingpong_client.certificate_table import level_words
+from pingpong_client.guesses import all_drafts, guessed_words, is_step, seam_words, several_models, tokens_a_step
 from pingpong_client.live import agent_block
 from pingpong_client.start_bars import amount
 from pingpong_client.table import clean, clip, duration, format_table, milliseconds, number
@@ -34,24 +36,32 @@ def texts(result: ChainResult, *, without: Iterable[str] = ()) -> str:
 
 
 def result_table(result: ChainResult, width: int | None = None) -> list[str]:
-    """Figures of each agent, and of the chain in the last lines."""
-    rows = [
-        [
-            agent.name,
-            agent.worker or "-",
-            number(agent.prompt_tokens),
-            number(agent.cached_tokens),
-            number(agent.output_tokens),
-            milliseconds(agent.ttft_ms),
-            milliseconds(agent.total_ms),
-            agent.finish_reason or agent.state,
-        ]
-        for agent in result.agents
-    ]
-    headers = ["agent", "worker", "prompt", "cached", "output", "TTFT ms", "total ms", "finish"]
-    lines = format_table(headers, rows, right=range(2, 7), width=width)
-    notes = [f"{agent.name}: {clean(note, lines=False)}" for agent in result.agents for note in _notes(agent)]
-    return [*lines, *notes, *_attempt_lines(result.agents), *_predicted_lines(result), _ending(result)]
+    """Figures of each agent, and of the chain in the last lines.
+
+    Models have a column where there are several, tokens a step where some were guessed; of a step between agents the
+    column of workers says what it is.
+    """
+    agents = result.agents
+    cells: dict[str, list[str]] = {
+        "agent": [agent.name for agent in agents],
+        "model": [agent.model or "-" for agent in agents] if several_models(agents) else [],
+        "worker": [f"({agent.kind})" if is_step(agent) else agent.worker or "-" for agent in agents],
+        "prompt": ["-" if is_step(agent) else number(agent.prompt_tokens) for agent in agents],
+        "cached": ["-" if is_step(agent) else number(agent.cached_tokens) for agent in agents],
+        "output": [f"{number(agent.output_tokens)}{' chars' if is_step(agent) else ''}" for agent in agents],
+        "a step": [_pace(agent) for agent in agents] if any(agent.drafts for agent in agents) else [],
+        "TTFT ms": ["-" if is_step(agent) else milliseconds(agent.ttft_ms) for agent in agents],
+        "total ms": [milliseconds(agent.total_ms) for agent in agents],
+        "finish": [_finish(agent) for agent in agents],
+    }
+    headers = [name for name, column in cells.items() if column or not agents]
+    rows = [[cells[name][at] for name in headers] for at in range(len(agents))]
+    right = [at for at, name in enumerate(headers) if name not in ("agent", "model", "worker", "finish")]
+    lines = format_table(headers, rows, right=right, width=width)
+    notes = [f"{agent.name}: {clean(note, lines=False)}" for agent in agents for note in _notes(agent)]
+    guessed = all_drafts(agents)
+    told = [guessed_words(guessed)] if guessed is not None else []
+    return [*lines, *notes, *told, *_attempt_lines(agents), *_predicted_lines(result), _ending(result)]
 
 
 def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width: int | None = None) -> list[str]:
@@ -60,6 +70,7 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
     Args:
         chains: the latest, for what queued ones wait for.
     """
+    models = len({worker.model for worker in status.workers}) > 1
     lines = [
         f"pingpongd {status.version}, instance {status.instance}: {status.state}",
         f"pid {status.pid}, up {duration(status.uptime_s)}",
@@ -77,11 +88,13 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
     if engines:
         lines.append(clean(f"engine: {'; '.join(engines)}", lines=False))
     lines += [clean(line, lines=False) for line in _exactness_lines(status)]
+    lines += [clean(line, lines=False) for line in ability_lines(status.workers)]
     lines.append("")
     rows = [
         [
             worker.name,
             ",".join(worker.devices),
+            *([worker.model or "(default)"] if models else []),
             _state(worker),
             "-" if worker.pid is None else str(worker.pid),
             number(worker.hops),
@@ -90,7 +103,7 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
         ]
         for worker in status.workers
     ]
-    headers = ["worker", "devices", "state", "pid", "running", "tokens", "RSS MiB"]
+    headers = ["worker", "devices", *(["model"] if models else []), "state", "pid", "running", "tokens", "RSS MiB"]
     troubles = [trouble for worker in status.workers for trouble in _troubles(worker)]
     steps = [_step_line(worker.name, worker.scheduler) for worker in status.workers if worker.scheduler is not None]
     figures = [_figures_line(worker.name, worker.figures) for worker in status.workers if worker.figures is not None]
@@ -102,7 +115,7 @@ def status_lines(status: StatusReply, chains: Sequence[ChainSummary] = (), width
         figures = [clip(line, width) for line in figures]
     if not rows:
         return [*lines, "no workers yet"]
-    table = format_table(headers, rows, right=range(3, 7), width=width)
+    table = format_table(headers, rows, right=range(len(headers) - 4, len(headers)), width=width)
     return [
         *lines,
         *table,
@@ -134,11 +147,26 @@ def list_lines(chains: Sequence[ChainSummary], width: int | None = None) -> list
     return [*format_table(headers, rows, right=(5, 6, 7), width=width), *_waiting_lines(chains)]
 
 
+def _pace(agent: AgentResult) -> str:
+    pace = tokens_a_step(agent.drafts)
+    return "-" if pace is None else f"{pace:.2f}"
+
+
+def _finish(agent: AgentResult) -> str:
+    """How it ended; a step has no reasons to stop but one."""
+    return agent.state if is_step(agent) else agent.finish_reason or agent.state
+
+
 def _notes(agent: AgentResult) -> Iterable[str]:
     """What is worth telling of an agent beside its figures."""
     for entry in agent.resumed:
         why = f": {entry.why}" if entry.why else ""
+        if is_step(agent):
+            yield f"begun again at {milliseconds(entry.at_ms)} ms{why}"
+            continue
         yield f"resumed at {milliseconds(entry.at_ms)} ms, {number(entry.tokens)} tokens kept from {entry.worker}{why}"
+    if agent.seam is not None and (taken_back := seam_words(agent.seam)):
+        yield taken_back
     if agent.note:
         yield agent.note
 

@@ -54,6 +54,8 @@ def question(difference: Difference, serial: AgentResult, read_ahead: AgentResul
 
     An output that ends there has its stop token for one, which stands behind it and not in it.
     """
+    if difference.where == "text":
+        return "no engine wrote it: it is a step's"
     if difference.where in ("prompt", "prompt digest"):
         return "the prompts differ, so the outputs have no common prefix"
     if difference.where == "finish reason":
