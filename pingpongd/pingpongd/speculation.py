@@ -2,7 +2,8 @@
 
 The first that says something counts: the agent, the chain, the submission, the daemon's `[speculation]`. What a guess
 may change is the shape of a step, so exactness "grid" rules it out: asked for together they are refused, and a chain
-at "grid" that does not ask runs without.
+at "grid" that does not ask runs without. Agents that sample are not guessed for: the daemon promises that a seed draws
+the same tokens again, and how many draws a step takes hangs on what was guessed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def speculates(chain: Chain, index: int, options: SubmitOptions, level: Exactnes
         enabled: what holds where nobody says anything.
     """
     agent = chain.agents[index]
-    if agent.is_step or level == "grid":
+    if agent.is_step or agent.temperature > 0 or level == "grid":
         return False
     said = asks(agent, chain, options)
     return enabled if said is None else said
@@ -49,18 +50,28 @@ def check_speculation(
         engines: by model, "" for the default one, the groups that may run it with their engines' limits.
 
     Raises:
-        UsageError: tokens are to be guessed at exactness "grid", or by engines none of which can.
+        UsageError: tokens are to be guessed at exactness "grid", or of an agent that samples and asks for it itself, or
+            by engines none of which can.
     """
     for index, agent in enumerate(chain.agents):
         if agent.is_step or not asks(agent, chain, options):
             continue
         field = f"agents[{index}].speculate" if agent.speculate else "speculate"
+        if agent.temperature > 0:
+            if not agent.speculate:
+                continue  # it is not what the chain or the submission is after
+            raise UsageError(
+                f'tokens of agent "{agent.name}" cannot be guessed: it samples, and a seed would not draw the same '
+                "tokens again.",
+                field=field,
+                hint="Leave speculate out, or set temperature 0.",
+            )
         if level == "grid":
             raise UsageError(
                 'exactness "grid" cannot be kept: a step that checks guessed tokens has another shape than one that '
                 f'gives a single token, and for agent "{agent.name}" guessing is asked for.',
                 field=field,
-                hint='Leave speculate out, or take exactness "fast" or "invariant".',
+                hint='Leave speculate out, or take exactness "fast".',
             )
         able = engines.get(agent.model or "", ())
         if not able or any(limits.speculation for _, limits in able):

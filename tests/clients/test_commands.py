@@ -458,21 +458,6 @@ async def test_verify_holds_guessed_tokens_against_series_without_them(link, dae
     assert (ahead.options.speculate, ahead.options.exactness) == (True, "fast")
 
 
-async def test_verify_of_guesses_proves_where_engines_are_batch_invariant(link, daemon, chain_file):
-    def invariant(status):
-        workers = [
-            msgspec.structs.replace(worker, limits=msgspec.structs.replace(worker.limits, batch_invariant=True))
-            for worker in status.workers
-        ]
-        return msgspec.structs.replace(status, workers=workers)
-
-    daemon.edit_status = invariant
-    assert (await link.command("verify", str(chain_file), "--speculate")).code == 0
-    assert (await link.command("verify", str(chain_file), "--no-speculate")).code == 0
-    assert [submit.options.exactness for submit in submits(daemon)] == ["invariant"] * 2 + ["grid"] * 2
-    assert [submit.options.speculate for submit in submits(daemon)] == [None, True, None, False]
-
-
 async def test_submit_says_whether_tokens_are_guessed(link, daemon, chain_file):
     for words in ([], ["--speculate"], ["--no-speculate"]):
         assert (await link.command("submit", str(chain_file), *words)).code == 0

@@ -62,11 +62,27 @@ def test_guessing_on_a_grid_is_refused_where_it_is_asked_for_alone() -> None:
     with pytest.raises(UsageError, match='exactness "grid" cannot be kept.*agent "b"') as refused:
         check_speculation(chain(True), SubmitOptions(), "grid", ABLE)
     assert refused.value.field == "agents[1].speculate"
-    with pytest.raises(UsageError, match='exactness "grid" cannot be kept.*"fast" or "invariant"') as refused:
+    with pytest.raises(UsageError, match='exactness "grid" cannot be kept.*take exactness "fast"') as refused:
         check_speculation(chain(), SubmitOptions(speculate=True), "grid", ABLE)
     assert refused.value.field == "speculate"
     with pytest.raises(UsageError, match='exactness "grid" cannot be kept'):
         check_speculation(chain(whole=True), SubmitOptions(), "grid", ABLE)
+
+
+def test_agents_that_sample_are_left_out_and_refused_where_they_ask_themselves() -> None:
+    def sampling(one: Chain) -> Chain:
+        agents = [
+            msgspec.structs.replace(agent, temperature=0.7) if agent.name == "b" else agent for agent in one.agents
+        ]
+        return msgspec.structs.replace(one, agents=agents)
+
+    check_speculation(sampling(chain(whole=True)), SubmitOptions(speculate=True), "fast", ABLE)
+    for index, guessed in ((0, True), (1, False)):
+        one = sampling(chain(whole=True))
+        assert speculates(one, index, SubmitOptions(), "fast", enabled=True) is guessed
+    with pytest.raises(UsageError, match='"b" cannot be guessed: it samples.*temperature 0') as refused:
+        check_speculation(sampling(chain(True)), SubmitOptions(), "fast", ABLE)
+    assert refused.value.field == "agents[1].speculate"
 
 
 def test_engines_that_cannot_are_named_with_the_reason() -> None:

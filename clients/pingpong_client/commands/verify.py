@@ -36,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(ReadAheadMode),
         help="what is compared with series (default: ping-pong with two device groups, overlap with one)",
     )
-    add_exactness(
-        parser, "what the chain says, else grid, with overlap invariant, with guessed tokens invariant or fast"
-    )
+    add_exactness(parser, "what the chain says, else grid, with overlap invariant, with guessed tokens fast")
     add_session(parser)
     add_speculate(parser)
     add_json(parser)
