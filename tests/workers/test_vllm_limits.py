@@ -112,7 +112,7 @@ def test_compiled_kernels_of_gpus_have_to_be_chosen_alike(
     [({"decode_first": False}, "switched off"), ({"engine_args": {"scheduler_cls": "mine.Own"}}, "mine.Own")],
 )
 def test_without_our_scheduler_there_is_neither_a_grid_nor_a_budget(changes: dict[str, Any], words: str) -> None:
-    limits = engine_limits(vllm_config(), config(**changes), "m", (0, 32, 0), has_tokenizer=True)
+    limits = engine_limits(vllm_config(), config(**changes), "m", (0, 32, 0), tokenizer="x")
     assert words in limits.grid_refusal
     assert (limits.grid_tokens, limits.decode_first, limits.overlap) == (0, False, False)
 
@@ -120,13 +120,13 @@ def test_without_our_scheduler_there_is_neither_a_grid_nor_a_budget(changes: dic
 def test_agents_may_overlap_where_a_scheduler_holds_appends_to_a_budget() -> None:
     def may(threshold: int, *, ours: bool) -> bool:
         given = vllm_config(scheduler_config__long_prefill_token_threshold=threshold)
-        return engine_limits(given, config(decode_first=ours), "m", (0, 32, 0), has_tokenizer=True).overlap
+        return engine_limits(given, config(decode_first=ours), "m", (0, 32, 0), tokenizer="x").overlap
 
     assert [may(0, ours=True), may(0, ours=False), may(256, ours=False)] == [True, False, True]
 
 
 def test_limits_are_what_vllm_has_derived() -> None:
-    limits = engine_limits(vllm_config(), config(session="streaming-input"), "m", (0, 32, 0), has_tokenizer=False)
+    limits = engine_limits(vllm_config(), config(session="streaming-input"), "m", (0, 32, 0), tokenizer=None)
     assert (limits.engine, limits.model, limits.max_model_len, limits.vocabulary_size) == (
         "vllm 0.32.0",
         "m",
@@ -142,7 +142,7 @@ def test_limits_are_what_vllm_has_derived() -> None:
 
 def test_the_cell_is_the_configured_one_where_it_can_be() -> None:
     def limits(cell: int) -> tuple[int, bool]:
-        found = engine_limits(vllm_config(), config(grid_tokens=cell), "m", (0, 32, 0), has_tokenizer=True)
+        found = engine_limits(vllm_config(), config(grid_tokens=cell), "m", (0, 32, 0), tokenizer="x")
         return found.grid_tokens, bool(found.grid_refusal)
 
     assert [limits(64), limits(2048), limits(100), limits(4096)] == [(64, False), (2048, False), (0, True), (0, True)]

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from pingpong_bus.errors import ConfigError, EngineError, EngineLost
-from pingpong_bus.messages import DecodePace, EngineLimits, Sampling
+from pingpong_bus.messages import DecodePace, EngineLimits, Sampling, TokenizerSource
 from pingpong_worker import vllm_engine, vllm_plugin, vllm_settings, vllm_start, vllm_tokenizer
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.engine import OutputTokens
@@ -388,7 +388,7 @@ def test_a_killed_engine_may_have_run_out_of_memory() -> None:
 
 def test_the_tokenizer_is_the_one_that_raw_arguments_name() -> None:
     model_config = SimpleNamespace(tokenizer="org/tokenizer", tokenizer_revision="v2", trust_remote_code=True)
-    assert vllm_tokenizer.tokenizer_source(model_config) == vllm_tokenizer.TokenizerSource("org/tokenizer", "v2", True)
+    assert vllm_tokenizer.tokenizer_source(model_config) == TokenizerSource("org/tokenizer", "v2", True)
     asked: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Prompts, "load", lambda name, **how: asked.append((name, how)))

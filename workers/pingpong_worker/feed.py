@@ -24,6 +24,7 @@ from pingpong_bus.messages import (
     HopOpened,
     HopSpec,
     HopText,
+    SeamCounts,
     SessionKind,
     WorkerMessage,
 )
@@ -34,7 +35,9 @@ from pingpong_worker.chunk_policy import Append, AppendPace, Finalize, PromptPro
 from pingpong_worker.engine import OutputTokens, Session
 from pingpong_worker.growing_prompt import GrowingPrompt
 from pingpong_worker.metered_session import MeteredSession
+from pingpong_worker.prompt import Outputs
 from pingpong_worker.resuming import Replay, committed_ids, replays, sampling_after
+from pingpong_worker.seam_prompt import SeamPrompt
 from pingpong_worker.surroundings import Surroundings
 
 LET_GO_S = 1.0
@@ -60,9 +63,10 @@ class Feed:
         self.ending: Ending | None = None
         self.left_open = False
         self._around = surroundings
-        self._prompt = GrowingPrompt(spec.segments, surroundings.slab, surroundings.subscriber)
+        self._prompt = _prompt(spec, surroundings)
         self._answer: Answer | None = None
         self._kind: SessionKind = spec.session or "prefix-cache"
+        self._seam = SeamCounts(rollbacks=0, tokens=0) if isinstance(self._prompt, SeamPrompt) else None
         self._drafts: DraftCounts | None = None
         """How guessing its tokens has gone."""
         self._sent = 0
@@ -114,6 +118,7 @@ class Feed:
             stop_token=answer.stop_token,
             session=self._kind,
             drafts=self._drafts,
+            seam=self._seam,
         )
 
     def ended(self, state: Ending | Literal["failed"], error: PingpongError | None = None) -> HopEnded:
@@ -125,6 +130,7 @@ class Feed:
             output_tokens=self.output_tokens,
             session=self._kind,
             drafts=self._drafts,
+            seam=self._seam,
             code=error.code if error else "",
             message=str(error) if error else "",
         )
@@ -134,8 +140,10 @@ class Feed:
         match = self.spec.match
         if match is None or self._around.prompts is None:
             return HopChecked(hop=self.spec.hop, prompt_token_match=None)
-        ids = await asyncio.to_thread(self._around.prompts.tokenize_whole, match, self._prompt.outputs_of(match))
-        return HopChecked(hop=self.spec.hop, prompt_token_match=ids == self._prompt.ids)
+        prompt = self._prompt
+        outputs: Outputs = prompt.texts if isinstance(prompt, SeamPrompt) else prompt.outputs_of(match)
+        ids = await asyncio.to_thread(self._around.prompts.tokenize_whole, match, outputs)
+        return HopChecked(hop=self.spec.hop, prompt_token_match=ids == prompt.ids)
 
     async def _run(self) -> HopEnded:
         around, spec = self._around, self.spec
@@ -189,14 +197,21 @@ class Feed:
     async def _begin_prompt(self, *, whole: bool = False) -> None:
         """Take what is known of the prompt. One that is tokenized as a whole is waited for; so is, with `whole` and
         where the hop is resumed, one that has been complete before."""
-        if self.spec.joined is not None:
-            if self._around.prompts is None:
+        prompt, joined, around = self._prompt, self.spec.joined, self._around
+        whole = whole or self.spec.resume is not None
+        if isinstance(prompt, SeamPrompt):
+            await prompt.begin()
+            if whole:
+                await prompt.read()
+                await prompt.prove()
+        elif joined is not None:
+            if around.prompts is None:
                 raise ConfigError("the model has no tokenizer, so text cannot be joined.", field="prompt")
-            await self._prompt.read_joined(self.spec.joined, self._around.prompts.join)
-        elif whole or self.spec.resume is not None:
-            await self._prompt.read()
+            await prompt.read_joined(joined, around.prompts, around.tokenizers)
+        elif whole:
+            await prompt.read()
         else:
-            self._prompt.take_known()
+            prompt.take_known()
 
     async def _ask(self, answer: Answer, committed: Sequence[int]) -> None:
         """Give the prompt to the engine as it grows, and write its answer."""
@@ -205,7 +220,7 @@ class Feed:
             spec.hop,
             cache_salt=spec.cache_salt,
             sampling=spec.sampling,
-            kind=spec.session,
+            kind=spec.session if self._seam is None else "prefix-cache",  # the other takes nothing back
             pace=spec.pace,
             grid=spec.grid,
             drafts=spec.drafts if spec.speculate else None,
@@ -216,7 +231,9 @@ class Feed:
         try:
             if not self._prompt.complete:
                 await self._grow(session)
-            await self._decode(session, answer, committed)
+            if not await self._decode(session, answer, committed):
+                # What was proved wrong is proved right now; the engine keeps what it has of it in its prefix cache.
+                await self._decode(session, answer, committed)
         finally:
             await self._let_go(session)
 
@@ -298,10 +315,11 @@ class Feed:
             record = AppendRecord(at_ns=begun, done_ns=done, tokens=tokens, sent=sent)
             self._report(HopAppended(hop=self.spec.hop, append=record))
 
-    async def _decode(self, session: Session, answer: Answer, committed: Sequence[int]) -> None:
+    async def _decode(self, session: Session, answer: Answer, committed: Sequence[int]) -> bool:
         """Hand over the rest of the prompt, and what is committed behind it, and write what comes back.
 
-        What is replayed stands in the log and was published: it is only compared.
+        What is replayed stands in the log and was published: it is only compared. False, with nothing written and the
+        session as it was for what of the prompt is right, where ids were sent that are not the prompt's.
         """
         rest = self._rest()
         finalized = self._finalized(rest)
@@ -309,10 +327,15 @@ class Feed:
         replay = Replay(committed if replaying else ())
         behind = () if replaying else committed
         sampling = sampling_after(self.spec.sampling, len(behind))
-        first = True
+        first, right = True, None
         async with aclosing(session.finalize([*rest, *behind], sampling)) as outputs:
-            self._report(finalized)
+            if self._seam is None:
+                self._report(finalized)
             async for tokens in outputs:
+                if first and isinstance(self._prompt, SeamPrompt):
+                    if (right := await self._prompt.prove()) is not None:
+                        break
+                    self._report(finalized)
                 self._drafts = tokens.drafts or self._drafts
                 if (new := replay.take(tokens)) is not None:
                     answer.take(new)
@@ -322,8 +345,21 @@ class Feed:
                     cached = min(tokens.cached_tokens or 0, finalized.prompt_tokens)
                     self._report(HopFirstToken(hop=self.spec.hop, at_ns=at, cached_tokens=cached))
                 if answer.over:
-                    return
+                    return True
+        if right is not None:
+            self._take_back(session, right)
+            return False
         raise ChainFailed("the engine's answer ended without a reason.")
+
+    def _take_back(self, session: Session, right: int) -> None:
+        """Take back the ids of a joined prompt that were sent, but for the first `right`."""
+        seam = self._seam or SeamCounts(rollbacks=0, tokens=0)
+        right = max(0, min(right, len(self._prompt.ids) - 1))  # an answer needs a token to follow
+        self._seam = SeamCounts(rollbacks=seam.rollbacks + 1, tokens=seam.tokens + self._sent - right)
+        _log.warning("hop %s: %d ids of a joined prompt were taken back", self.spec.hop, self._sent - right)
+        session.roll_back(right)
+        self._sent, self._digest = 0, hashlib.sha256()
+        self._send(right)
 
     def _rest(self) -> Sequence[int]:
         """What of the prompt no append has sent; counted as sent."""
@@ -350,6 +386,13 @@ class Feed:
             packed.byteswap()
         self._digest.update(packed)
         return ids
+
+
+def _prompt(spec: HopSpec, around: Surroundings) -> GrowingPrompt | SeamPrompt:
+    joined = spec.joined
+    if joined is None or not joined.ahead or around.prompts is None:
+        return GrowingPrompt(spec.segments, around.slab, around.subscriber)
+    return SeamPrompt(joined, around.prompts, around.tokenizers, around.slab, around.subscriber)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

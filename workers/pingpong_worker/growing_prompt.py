@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from pingpong_bus.errors import ChainFailed
@@ -12,11 +12,34 @@ from pingpong_bus.messages import HopSegment, JoinedPrompt, Literals, StreamRef,
 from pingpong_bus.slab import LogState, Slab
 from pingpong_bus.subscriber import Subscriber
 from pingpong_bus.token_log import LogView, TokenLogReader
+from pingpong_worker.prompt import Outputs, PromptCodec
+from pingpong_worker.text_source import TextSource, TokenizerShelf, text_source
 
 _NEWEST = 0.25
 """Weight of the newest time between tokens in their running mean."""
 _StreamKey = tuple[int, int]
 """Slot and generation: a log, by whatever bell it is heard."""
+
+
+class TokenClock:
+    """The time that one id of a log takes, as a running mean.
+
+    Attributes:
+        token_ms: it; None while nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self.token_ms: float | None = None
+        self._last = 0.0
+        """When the last ids came; 0 while none have."""
+
+    def arrived(self, tokens: int) -> None:
+        """So many, one at least, have come now."""
+        now = time.monotonic()
+        if self._last:
+            ms = (now - self._last) * 1e3 / tokens
+            self.token_ms = ms if self.token_ms is None else self.token_ms + _NEWEST * (ms - self.token_ms)
+        self._last = now
 
 
 class GrowingPrompt:
@@ -40,12 +63,11 @@ class GrowingPrompt:
         self._next = 0
         self._arrived = 0
         """Tokens taken from the stream at `_next`."""
-        self._last_arrival = 0.0
-        """When; 0 while none was."""
-        self._token_ms: float | None = None
+        self._clock = TokenClock()
         literal = [at for at, segment in enumerate(segments) if isinstance(segment, Literals) and segment.ids]
         self._last_literal = max(literal, default=-1)
         self._outputs: dict[_StreamKey, list[int]] = {}
+        self._texts: dict[int, str] = {}
 
     @property
     def literal_tail(self) -> bool:
@@ -72,7 +94,7 @@ class GrowingPrompt:
         for segment in self._segments[self._next + 1 :]:
             if isinstance(segment, StreamSegment) and not TokenLogReader(self._slab, segment.stream).peek()[1].over:
                 return None
-        return self._token_ms
+        return self._clock.token_ms
 
     def take_known(self) -> None:
         """Take all that is there already, without waiting.
@@ -107,21 +129,27 @@ class GrowingPrompt:
                     self._take(segment.stream, view)
             self.take_known()
 
-    async def read_joined(
-        self, joined: JoinedPrompt, join: Callable[[JoinedPrompt, Mapping[int, Sequence[int]]], list[int]]
-    ) -> None:
+    async def read_joined(self, joined: JoinedPrompt, codec: PromptCodec, tokenizers: TokenizerShelf) -> None:
         """Wait for every upstream of a prompt that is tokenized as one text, then tokenize it in a thread."""
-        for stream in joined.outputs.values():
+        sources: dict[int, TextSource] = {}
+        for agent, stream in joined.outputs.items():
+            sources[agent] = await text_source(joined.sources.get(agent), codec, tokenizers)
             async with aclosing(self._follow(stream, 0)) as views:
                 async for view in views:
                     self._keep(stream, view)
-        self.ids = await asyncio.to_thread(join, joined, self.outputs_of(joined))
+        self.ids = await asyncio.to_thread(self._join, joined, codec, sources)
         self.complete = True
         self.changed.set()
 
-    def outputs_of(self, joined: JoinedPrompt) -> dict[int, list[int]]:
+    def outputs_of(self, joined: JoinedPrompt) -> Outputs:
         """The upstream outputs that a joined text needs, by agent; all have been read."""
-        return {agent: self._outputs[_key(stream)] for agent, stream in joined.outputs.items()}
+        return self._texts or {agent: self._outputs[_key(stream)] for agent, stream in joined.outputs.items()}
+
+    def _join(self, joined: JoinedPrompt, codec: PromptCodec, sources: Mapping[int, TextSource]) -> list[int]:
+        for agent, stream in joined.outputs.items():
+            source = sources[agent]
+            self._texts[agent] = source.feed(self._outputs[_key(stream)]) + source.finish()
+        return codec.join(joined, self._texts)
 
     def _follow(self, stream: StreamRef, start: int) -> AsyncGenerator[LogView, None]:
         if stream.bell:
@@ -131,21 +159,13 @@ class GrowingPrompt:
     def _take(self, stream: StreamRef, view: LogView) -> None:
         self._keep(stream, view)
         if view.ids:
-            self._time(len(view.ids))
+            self._clock.arrived(len(view.ids))
         self.ids.extend(view.ids)
         self.stream_tokens += len(view.ids)
         self._arrived += len(view.ids)
         if view.state is LogState.CLOSED:
             self._advance()
         self.changed.set()
-
-    def _time(self, tokens: int) -> None:
-        """Enter so many tokens, which come now, into the running mean of the time that one takes."""
-        now = time.monotonic()
-        if self._last_arrival:
-            ms = (now - self._last_arrival) * 1e3 / tokens
-            self._token_ms = ms if self._token_ms is None else self._token_ms + _NEWEST * (ms - self._token_ms)
-        self._last_arrival = now
 
     def _keep(self, stream: StreamRef, view: LogView) -> None:
         if view.state is LogState.ABORTED:
@@ -157,7 +177,7 @@ class GrowingPrompt:
     def _advance(self) -> None:
         self._next += 1
         self._arrived = 0
-        self._last_arrival, self._token_ms = 0.0, None
+        self._clock = TokenClock()
 
 
 def _key(stream: StreamRef) -> _StreamKey:

@@ -25,9 +25,10 @@ from pingpong_worker.worker import Parts, Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pingpong_bus.messages import Progress
+    from pingpong_bus.messages import Progress, TokenizerSource
     from pingpong_worker.prompt import PromptCodec
     from pingpong_worker.simulated_engine import SimulatedEngine
+    from pingpong_worker.text import TextCodec
     from pingpong_worker.vllm_engine import VllmEngine
 
 _SWITCH_INTERVAL_S = 0.0005
@@ -86,9 +87,14 @@ def vllm_parts(config: WorkerConfig) -> Parts[VllmEngine]:
             return None
         from pingpong_worker.prompt import Prompts
 
-        return Prompts.load(source.name, revision=source.revision, trust_remote_code=source.trust_remote_code)
+        return Prompts.load(source.model, revision=source.revision, trust_remote_code=source.trust_remote_code)
 
-    return Parts(lambda: pin(config.devices, config.cores), make_engine, load_prompts)
+    def load_tokenizer(source: TokenizerSource) -> TextCodec:
+        from pingpong_worker.output_decoder import OutputDecoder
+
+        return OutputDecoder.load(source)
+
+    return Parts(lambda: pin(config.devices, config.cores), make_engine, load_prompts, load_tokenizer)
 
 
 def simulated_parts(config: WorkerConfig) -> Parts[SimulatedEngine]:
@@ -100,6 +106,7 @@ def simulated_parts(config: WorkerConfig) -> Parts[SimulatedEngine]:
         lambda: None,
         lambda on_progress: SimulatedEngine(config, on_progress=on_progress),
         lambda _: simulated_prompts(config.model),
+        lambda source: simulated_prompts(source.model),
     )
 
 

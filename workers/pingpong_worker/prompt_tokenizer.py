@@ -64,8 +64,8 @@ class PromptTokenizer:
                 suspect=lambda ids: not self._control_ids.isdisjoint(ids),
                 finish=self.plain,
             )
-        rule = None if first and not self._same_first else self._control_rule
-        return IncrementalTokens(rule, lambda text: self.control(text, first=first))
+        known = None if first and not self._same_first else self._control_rule
+        return IncrementalTokens(known, lambda text: self.control(text, first=first))
 
     @functools.cached_property
     def _plain_rule(self) -> CutRule | str:

@@ -12,6 +12,7 @@ from pingpong_bus.subscriber import Subscriber
 from pingpong_worker.engine import Engine
 from pingpong_worker.prompt import PromptCodec
 from pingpong_worker.step_meter import StepMeter
+from pingpong_worker.text_source import TokenizerShelf, no_other_tokenizers
 
 
 @dataclass(frozen=True)
@@ -28,3 +29,5 @@ class Surroundings:
     """Sends a message to the supervisor; never blocks."""
     meter: StepMeter = field(default_factory=StepMeter)
     """Of the engine."""
+    tokenizers: TokenizerShelf = field(default_factory=lambda: TokenizerShelf(no_other_tokenizers))
+    """Of models that other workers run."""

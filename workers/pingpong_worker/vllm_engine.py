@@ -15,7 +15,16 @@ from typing import Any
 import msgspec
 
 from pingpong_bus.errors import EngineError, EngineLost
-from pingpong_bus.messages import DecodePace, EngineLimits, KeptPrefix, Progress, Sampling, SchedulerState, SessionKind
+from pingpong_bus.messages import (
+    DecodePace,
+    EngineLimits,
+    KeptPrefix,
+    Progress,
+    Sampling,
+    SchedulerState,
+    SessionKind,
+    TokenizerSource,
+)
 from pingpong_worker.cache_files import EngineKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.device_kind import device_kind
@@ -34,7 +43,7 @@ from pingpong_worker.vllm_scoring import score_next
 from pingpong_worker.vllm_sessions import PrefixCacheSession, StreamingInputSession
 from pingpong_worker.vllm_settings import engine_arguments, engine_environment
 from pingpong_worker.vllm_start import load
-from pingpong_worker.vllm_tokenizer import TokenizerSource, end_ids_of, tokenizer_source
+from pingpong_worker.vllm_tokenizer import end_ids_of, tokenizer_source
 from pingpong_worker.vllm_versions import installed_version, prompt_maker, refusals
 from pingpong_worker.warm_up import warm_up
 
@@ -97,9 +106,9 @@ class VllmEngine:
         )
         vllm_config = self._llm.vllm_config
         source = tokenizer_source(vllm_config.model_config)
-        end_ids, has_tokenizer = end_ids_of(vllm_config.model_config, source)
-        self._tokenizer = source if has_tokenizer else None
-        limits = engine_limits(vllm_config, self._config, model, version, has_tokenizer=has_tokenizer)
+        end_ids, tokenizer = end_ids_of(vllm_config.model_config, source)
+        self._tokenizer = source if tokenizer is not None else None
+        limits = engine_limits(vllm_config, self._config, model, version, tokenizer=tokenizer)
         limits = msgspec.structs.replace(limits, abilities=installed_abilities())
         self._handle = _handle(self._llm, limits, end_ids)
         self._reservations = Reservations(

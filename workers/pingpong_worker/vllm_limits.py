@@ -20,7 +20,7 @@ little; large enough that a prompt cut into cells prefills about as fast as one 
 
 
 def engine_limits(
-    vllm_config: Any, config: WorkerConfig, model: str, version: Version, *, has_tokenizer: bool
+    vllm_config: Any, config: WorkerConfig, model: str, version: Version, *, tokenizer: str | None
 ) -> EngineLimits:
     """The limits of an engine that has started.
 
@@ -29,7 +29,7 @@ def engine_limits(
         config: what the worker was told.
         model: the folder or name that was loaded.
         version: of vLLM.
-        has_tokenizer: whether prompts can be text.
+        tokenizer: a digest of the model's tokenizer; None where it has none, so that prompts cannot be text.
     """
     cache = vllm_config.cache_config
     other: SessionKind = "streaming-input" if config.session == "prefix-cache" else "prefix-cache"
@@ -46,7 +46,8 @@ def engine_limits(
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         sessions=(config.session, other),
         dtype=str(vllm_config.model_config.dtype).removeprefix("torch."),
-        has_tokenizer=has_tokenizer,
+        has_tokenizer=tokenizer is not None,
+        tokenizer=tokenizer or "",
         device=device_kind(config.devices),
         grid_tokens=0 if refusal else cell,
         grid_refusal=refusal,

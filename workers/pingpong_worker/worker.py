@@ -53,6 +53,7 @@ from pingpong_worker.hops import Hops
 from pingpong_worker.prompt import PromptCodec
 from pingpong_worker.request_trace import traced_report
 from pingpong_worker.surroundings import Surroundings
+from pingpong_worker.text_source import LoadCodec, TokenizerShelf, no_other_tokenizers
 from pingpong_worker.worker_requests import Requests, Serving, cancel_all
 
 _LINGER_MS = 2000
@@ -71,6 +72,8 @@ class Parts(Generic[E]):
     how far its start has come: on this thread, or on another one while it blocks this one."""
     load_prompts: Callable[[E], PromptCodec | None]
     """Called in a thread, once the engine serves; None where the model has no tokenizer."""
+    load_tokenizer: LoadCodec = no_other_tokenizers
+    """Loads the tokenizer of a model that another worker runs, to read what it wrote."""
 
 
 class Worker:
@@ -152,7 +155,10 @@ class Worker:
                 self._send(Loading(stage="loading the tokenizer"))
                 prompts = await asyncio.to_thread(self._parts.load_prompts, engine)
                 report = traced_report(self._send, subscriber)
-                await self._serve(Surroundings(engine, prompts, slab, subscriber, publisher, report))
+                tokenizers = TokenizerShelf(self._parts.load_tokenizer)
+                await self._serve(
+                    Surroundings(engine, prompts, slab, subscriber, publisher, report, tokenizers=tokenizers)
+                )
             except PingpongError as error:
                 self._report_failure(error)  # now: to shut a dead engine down can take seconds, without a heartbeat
                 raise
