@@ -12,6 +12,7 @@ from pathlib import Path
 from pingpong_bus.errors import ConfigError
 from pingpong_bus.memory_limit import available_memory
 from pingpong_bus.slab import MAX_SHARE, slab_bytes
+from pingpong_worker.host_cache import LARGEST_SHARE
 from pingpong_worker.pinning import parse_device
 from pingpongd.check_finding import Finding, doubtful, failed, passed
 from pingpongd.config import DaemonConfig
@@ -33,7 +34,10 @@ def machine_findings(config: DaemonConfig) -> Iterator[Finding]:
     yield judge_slab(slab, int(available_memory() * MAX_SHARE), config.slots, config.log_capacity)
     if config.engine == "vllm":
         stats = os.statvfs(_SHM)
-        yield judge_shm(stats.f_bavail * stats.f_frsize, len(config.groups))
+        yield judge_shm(stats.f_bavail * stats.f_frsize, len(config.groups), config.prefixes.host_gib)
+        if config.prefixes.host_gib:
+            wanted = int(config.prefixes.host_gib * 2**30) * len(config.groups)
+            yield judge_host_cache(wanted, available_memory())
         if _uses_gpus(config):
             yield judge_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
 
@@ -86,9 +90,22 @@ def judge_slab(size: int, most: int, slots: int, capacity: int) -> Finding:
     return passed("memory", text)
 
 
-def judge_shm(free: int, engines: int) -> Finding:
-    """Room in /dev/shm, in bytes."""
-    need = engines * _SHM_PER_ENGINE
+def judge_host_cache(wanted: int, available: int) -> Finding:
+    """What all engines take to keep prefixes in host memory, against what is available; in bytes."""
+    text = f"{wanted / 2**30:.1f} GiB for prefixes of all engines"
+    if wanted > available * LARGEST_SHARE:
+        error = ConfigError(
+            f"{text}, and {available / 2**30:.1f} GiB are available.",
+            field="prefixes.host_gib",
+            hint="Lower it, or free memory.",
+        )
+        return failed("host memory", error)
+    return passed("host memory", text)
+
+
+def judge_shm(free: int, engines: int, host_gib: float = 0.0) -> Finding:
+    """Room in /dev/shm, in bytes; `host_gib` of it for the prefixes of each engine, in GiB."""
+    need = engines * (_SHM_PER_ENGINE + int(host_gib * 2**30))
     text = f"{free / 2**20:.0f} MiB free"
     if free < need:
         return doubtful(

@@ -1,16 +1,18 @@
-"""Whether the configured devices are there, and each is claimed once, before anything is started."""
+"""Whether the configured devices are there, each claimed once, and can have what is asked of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from pingpong_bus.errors import ConfigError
+from pingpong_worker.host_cache import host_cache_refusal
 from pingpong_worker.pinning import check_cores, check_devices, cuda_uuids, parse_device, present_cores
-from pingpongd.config import DaemonConfig
+from pingpongd.config import DaemonConfig, GroupConfig
+from pingpongd.model_names import engine_arguments
 
 
 def check_groups(config: DaemonConfig) -> None:
-    """Raise ConfigError for a device that is not there or is claimed twice."""
+    """Raise ConfigError for a device that is not there, is claimed twice, or cannot have what is configured."""
     owners: dict[str, str] = {}
     for index, group in enumerate(config.groups):
         try:
@@ -24,9 +26,21 @@ def check_groups(config: DaemonConfig) -> None:
                             hint="An engine wants its devices for itself.",
                         )
                     owners[device] = group.name
+                _check_host_cache(config, group)
             check_cores(group.cores, present_cores(), "cores")
         except ConfigError as error:
+            if error.field == "prefixes.host_gib":
+                raise ConfigError(
+                    f'group "{group.name}": {error.message}', hint=error.hint, field=error.field
+                ) from None
             raise ConfigError(error.message, hint=error.hint, field=f"groups[{index}].{error.field}") from None
+
+
+def _check_host_cache(config: DaemonConfig, group: GroupConfig) -> None:
+    if config.prefixes.host_gib:
+        refusal = host_cache_refusal(group.devices, config.session, engine_arguments(config, group))
+        if refusal is not None:
+            raise refusal
 
 
 def claimed(devices: Sequence[str], uuids: Callable[[], Sequence[str]]) -> list[str]:

@@ -15,15 +15,16 @@ What the versions have in common and in which they differ (0.24.0 and 0.32.0, re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pingpong_bus.errors import ConfigError
+from pingpong_bus.messages import SessionKind
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.pinning import on_cpu
 
-_LEFT_FREE = 0.1
-"""Of the memory that is available: for the engine's own processes and everybody else."""
+LARGEST_SHARE = 0.9
+"""Of the memory that is available: the rest is for the engine's own processes and everybody else."""
 
 
 def offload_params(tokens: int) -> dict[str, dict[str, int]]:
@@ -50,11 +51,11 @@ def offload_arguments(
     """
     if not config.host_cache_gib:
         return {}
-    if (refusal := host_cache_refusal(config)) is not None:
+    if (refusal := host_cache_refusal(config.devices, config.session, config.engine_args)) is not None:
         raise refusal
     wanted = config.host_cache_gib
     for name, free in (("memory is available", available()), ("is free in /dev/shm", shm_free())):
-        if wanted * 2**30 > free * (1 - _LEFT_FREE):
+        if wanted * 2**30 > free * LARGEST_SHARE:
             raise ConfigError(
                 f"{wanted:g} GiB of host memory are to hold prefixes, and {free / 2**30:.1f} GiB {name}.",
                 field="prefixes.host_gib",
@@ -63,22 +64,30 @@ def offload_arguments(
     return {"kv_offloading_size": config.host_cache_gib, "kv_offloading_backend": "native"}
 
 
-def host_cache_refusal(config: WorkerConfig) -> ConfigError | None:
-    """Why an engine cannot have host memory for prefixes, whatever the machine has; None where it can."""
-    if on_cpu(config.devices):
+def host_cache_refusal(
+    devices: Sequence[str], session: SessionKind, engine_args: Mapping[str, Any]
+) -> ConfigError | None:
+    """Why an engine cannot have host memory for prefixes, whatever the machine has; None where it can.
+
+    Args:
+        devices: of its group.
+        session: the kind of session that it opens where none is asked for.
+        engine_args: raw arguments of vLLM.
+    """
+    if on_cpu(devices):
         return ConfigError(
             "an engine on CPU cores has its KV cache in host memory already.",
             field="prefixes.host_gib",
             hint="Leave it out, and make the cache itself larger: vllm.kv_cache_memory_bytes.",
         )
-    if config.session == "streaming-input":
+    if session == "streaming-input":
         return ConfigError(
             "host memory for prefixes and streaming-input sessions were never tried together.",
             field="prefixes.host_gib",
             hint='Leave it out, or set `session` to "prefix-cache".',
         )
     for name in ("kv_transfer_config", "kv_offloading_size", "kv_offloading_backend"):
-        if name in config.engine_args:
+        if name in engine_args:
             return ConfigError(
                 f"`vllm.{name}` says already where blocks go that the device has no room for.",
                 field="prefixes.host_gib",

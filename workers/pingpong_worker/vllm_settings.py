@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from shutil import disk_usage
 from typing import Any
 
-import psutil
-
 from pingpong_bus.errors import ConfigError
+from pingpong_bus.memory_limit import available_memory
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.host_cache import offload_arguments
 from pingpong_worker.pinning import cuda_uuids, gpu_environment, on_cpu
@@ -110,7 +109,7 @@ def engine_arguments(config: WorkerConfig, model: str, version: Version) -> dict
         ours["compilation_config"] = _compilation(given.get("compilation_config", {}))
         if guesses(config, version):
             ours["worker_cls"] = GUESSING_GPU_WORKER
-    ours |= offload_arguments(config, lambda: psutil.virtual_memory().available, lambda: disk_usage(SHM).free)
+    ours |= offload_arguments(config, available_memory, lambda: disk_usage(SHM).free)
     asynchronous = not cpu and given.get("async_scheduling") is not False
     scheduler = scheduler_class(version, asynchronous=asynchronous, decode_first=config.decode_first)
     if scheduler is not None:
