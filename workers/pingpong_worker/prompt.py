@@ -86,6 +86,10 @@ class PromptCodec(TextCodec, Protocol):
         """
         ...
 
+    def tokenize(self, parts: Iterable[TextPart]) -> list[int]:
+        """The ids of a whole prompt's text: neighbouring text of one kind at once."""
+        ...
+
     def growing(self, *, control: bool, first: bool = False) -> GrowingIds:
         """Tokenizes a part of a prompt while its text comes: `control` text as the template's own, other text plain.
 
@@ -161,8 +165,7 @@ class Prompts:
 
     def join(self, joined: JoinedPrompt, outputs: Outputs) -> list[int]:
         """See `PromptCodec`."""
-        segments = self._segments(merge_text(self._joined_parts(joined, outputs)))
-        return [token for segment in segments if isinstance(segment, Literals) for token in segment.ids]
+        return self.tokenize(self._joined_parts(joined, outputs))
 
     def parts(self, joined: JoinedPrompt) -> list[TextPart | OutputPart]:
         """See `PromptCodec`."""
@@ -170,6 +173,16 @@ class Prompts:
             return list(joined.messages[0].parts)
         template = self._require_template(f'agent "{joined.agent.name}"')
         return template.lay_out(joined.messages, joined.agent.chat_template_kwargs).parts
+
+    def tokenize(self, parts: Iterable[TextPart]) -> list[int]:
+        """See `PromptCodec`."""
+        segments = self._segments(merge_text(parts))
+        return [token for segment in segments if isinstance(segment, Literals) for token in segment.ids]
+
+    @property
+    def obstacle(self) -> str:
+        """Why text that outputs are joined with is not tokenized before they end, a clause; empty where it is."""
+        return self._tokenizer.obstacle
 
     def growing(self, *, control: bool, first: bool = False) -> GrowingIds:
         """See `PromptCodec`."""

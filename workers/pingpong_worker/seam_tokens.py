@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pingpong_bus.chain import Agent, RenderedMessage, TextPart, merge_text
-from pingpong_bus.messages import JoinedPrompt
+from pingpong_bus.chain import TextPart
 from pingpong_worker.incremental_tokens import GrowingIds
 from pingpong_worker.prompt import PromptCodec
-
-_AS_IS = Agent(name="whole", raw_prompt="-")
-"""Of a prompt that is the parts which its message holds."""
 
 
 class SeamTokens:
@@ -50,5 +46,4 @@ class SeamTokens:
 
     def whole(self) -> list[int]:
         """The ids of all that came, each part tokenized at once: what `PromptCodec.join` gives of the same texts."""
-        message = RenderedMessage("", list(merge_text(self._parts)))
-        return self._codec.join(JoinedPrompt(agent=_AS_IS, messages=[message], outputs={}), {})
+        return self._codec.tokenize(self._parts)

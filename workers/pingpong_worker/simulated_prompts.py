@@ -89,7 +89,7 @@ class SimulatedPrompts:
 
     def join(self, joined: JoinedPrompt, outputs: Outputs) -> list[int]:
         """The prompt as text: outputs are decoded and encoded again, with what stands beside them."""
-        return self._ids(self._filled(joined, outputs))
+        return self.tokenize(self._filled(joined, outputs))
 
     def tokenize_whole(self, joined: JoinedPrompt, outputs: Outputs) -> list[int]:
         """The ids of the same text at once, but that no text spells a control token."""
@@ -121,7 +121,8 @@ class SimulatedPrompts:
             ids += self.encode_text(piece) if isinstance(piece, str) else [piece]
         return ids
 
-    def _ids(self, parts: Iterable[TextPart]) -> list[int]:
+    def tokenize(self, parts: Iterable[TextPart]) -> list[int]:
+        """See `PromptCodec`."""
         ids: list[int] = []
         for part in merge_text(parts):
             assert isinstance(part, TextPart)  # noqa: S101 - nothing else went in

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from pingpong_bus.codec import MAX_WORKER_BYTES, encode
 from pingpong_bus.errors import ChainError, EngineError, PingpongError
 from pingpong_bus.messages import (
@@ -18,6 +20,7 @@ from pingpong_bus.messages import (
     PrefixCacheReset,
     Prepare,
     Prepared,
+    PreparedAgent,
     RequestFailed,
     ResetPrefixCache,
     ScoreNext,
@@ -26,7 +29,7 @@ from pingpong_bus.messages import (
 from pingpong_worker.calibrator import Calibrator
 from pingpong_worker.engine import Engine
 from pingpong_worker.hops import Hops
-from pingpong_worker.prompt import PromptCodec, prepare_ids
+from pingpong_worker.prompt import PromptCodec, Prompts, prepare_ids
 from pingpong_worker.step_meter import StepMeter
 
 _log = logging.getLogger("pingpong_worker")
@@ -112,6 +115,12 @@ class Requests:
         if serving.prompts is None:
             return Prepared(request=message.request, agents=prepare_ids(message.chain, vocabulary, wanted))
         agents = await asyncio.to_thread(serving.prompts.prepare, message.chain, message.inputs, vocabulary, wanted)
+        if message.as_text and isinstance(serving.prompts, Prompts):
+            # Asked for only here: to find out is slow the first time.
+            why = await asyncio.to_thread(lambda prompts: prompts.obstacle, serving.prompts)
+            text = {at for at, index in enumerate(wanted or range(len(agents))) if index in message.as_text}
+            if why:
+                agents = [_not_ahead(agent, why) if at in text else agent for at, agent in enumerate(agents)]
         return Prepared(request=message.request, agents=agents)
 
     async def _reset(self, serving: Serving, request: int) -> WorkerMessage:
@@ -138,6 +147,12 @@ class Requests:
             finally:
                 meter.ended(submission, time.monotonic())
         return NextScored(request=message.request, logprobs=logprobs)
+
+
+def _not_ahead(agent: PreparedAgent, why: str) -> PreparedAgent:
+    """The prompt, with a note that nothing is read ahead of an output that is joined as text; `why` is a clause."""
+    note = agent.note or f"outputs are joined as text, which this tokenizer takes whole: {why}"
+    return msgspec.structs.replace(agent, note=note)
 
 
 async def cancel_all(tasks: set[asyncio.Task[T]]) -> None:
