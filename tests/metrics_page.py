@@ -11,11 +11,14 @@ from pingpong_bus.messages import (
     BusState,
     ChainResult,
     DeviceState,
+    DraftCounts,
     EngineLimits,
     Heartbeat,
+    HopEntry,
     HostState,
     ItlSummary,
     SchedulerState,
+    SeamCounts,
     StatusReply,
     StoreStatus,
     WorkerStatus,
@@ -69,6 +72,14 @@ def agent(**given: Any) -> AgentResult:
     return AgentResult(**(fields | {"ttft_ms": 50.0, "finalized_ms": 10.0} | given))
 
 
+def step(**given: Any) -> AgentResult:
+    """A call that took 200 ms after a wait of 30."""
+    hop = HopEntry(worker="", started_ms=150.0, opened_ms=180.0, first_token_ms=380.0, ended_ms=380.0, state="finished")
+    fields: dict[str, Any] = {"name": "look-up", "kind": "call", "state": "finished", "output_tokens": 40}
+    fields |= {"first_token_ms": 380.0, "last_token_ms": 380.0, "ttft_ms": 230.0, "hops": [hop]}
+    return AgentResult(**(fields | given))
+
+
 def result(*agents: AgentResult, **given: Any) -> ChainResult:
     fields: dict[str, Any] = {"id": "c", "name": "n", "state": "finished", "placement": "ping-pong", "e2e_ms": 400.0}
     return ChainResult(agents=list(agents), **(fields | given))
@@ -110,6 +121,7 @@ def full_page() -> str:
     metrics.tick(status(found, store=store, refused_frames={"control": 1}), 0)
     metrics.beat("a", 1, beat(scheduler=scheduler(), bus=BusState(chunks=1)))
     metrics.chain_accepted()
-    metrics.chain_ended(result(agent(), started_ms=1.0, predicted_ms=400.0))
+    counted = agent(drafts=DraftCounts(steps=10, drafted=12, accepted=6), seam=SeamCounts(rollbacks=1, tokens=3))
+    metrics.chain_ended(result(counted, step(), started_ms=1.0, predicted_ms=400.0))
     _, body = metrics.render("")
     return body.decode()

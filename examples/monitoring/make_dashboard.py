@@ -329,6 +329,54 @@ ROWS: dict[str, list[dict[str, Any]]] = {
             {"{{instance}}": f"pingpong_slots_in_use{{{_HERE}}} / pingpong_slots{{{_HERE}}}"},
         ),
     ],
+    "Guesses, texts and steps": [
+        graph(
+            "Tokens a step",
+            "Of agents whose tokens may be guessed; 1 where no guess is right.",
+            "none",
+            {
+                "{{worker}}": f"1 + {rate('spec_decode_accepted_tokens_total', 'worker', _GROUP)}"
+                f" / {rate('spec_decode_steps_total', 'worker', _GROUP)}"
+            },
+        ),
+        graph(
+            "Guesses that were right",
+            "Of all guessed tokens; the others were computed in vain.",
+            "percentunit",
+            {
+                "{{worker}}": f"{rate('spec_decode_accepted_tokens_total', 'worker', _GROUP)}"
+                f" / {rate('spec_decode_draft_tokens_total', 'worker', _GROUP)}"
+            },
+        ),
+        graph(
+            "Joined texts: ids taken back",
+            "A second: computed ahead of a text's end, and otherwise when it was there.",
+            "none",
+            {"{{worker}}": rate("seam_taken_back_tokens_total", "worker", _GROUP)},
+        ),
+        graph(
+            "Steps between agents",
+            "A second, by kind and how they ended.",
+            "none",
+            {"{{kind}} {{state}}": rate("chain_steps_total", "kind, state")},
+            stack=True,
+        ),
+        graph(
+            "What steps take",
+            "Once their turn has come.",
+            "s",
+            {
+                f"p{share:.0f} {{{{kind}}}}": quantile(share / 100, "chain_step_time_seconds", "kind")
+                for share in (50, 95)
+            },
+        ),
+        graph(
+            "Kept beginnings of prompts",
+            "At most, as part of the KV cache.",
+            "percentunit",
+            {"{{worker}}": f"{now('kept_prefix_size_tokens')} / {now('kv_cache_size_tokens')}"},
+        ),
+    ],
     "GPUs": [
         graph("SM clock", "", "hertz", {"{{worker}} {{gpu}}": now("gpu_sm_clock_hertz")}),
         graph("Temperature", "", "celsius", {"{{worker}} {{gpu}}": now("gpu_temperature_celsius")}),

@@ -16,7 +16,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from pingpong_bus.messages import ChainResult, Heartbeat, JitterCause, StatusReply, StepKind
+from pingpong_bus.messages import AgentResult, ChainResult, Heartbeat, JitterCause, StatusReply, StepKind
 from pingpongd.metrics_state import StateCollector
 from pingpongd.prefill_account import prefill_times
 from pingpongd.token_times import TokenTimes
@@ -94,6 +94,24 @@ class Metrics:
             "prompt_tokens_read_ahead", "Of them, those that were prefilled before the prompt was complete.", "worker"
         )
         self._generated = self._counter("generation_tokens", "Tokens that were written.", "worker")
+        self._draft_steps = self._counter(
+            "spec_decode_steps", "Steps that gave tokens of agents whose tokens may be guessed.", "worker"
+        )
+        self._drafted = self._counter("spec_decode_draft_tokens", "Tokens that were guessed.", "worker")
+        self._guessed = self._counter(
+            "spec_decode_accepted_tokens", "Of them, those that were right: each saved a step.", "worker"
+        )
+        self._joined = self._counter(
+            "seam_prompts", "Prompts that were joined as text, and tokenized while it came in.", "worker"
+        )
+        self._rollbacks = self._counter(
+            "seam_rollbacks", "Times that ids of such a prompt were computed and turned out otherwise.", "worker"
+        )
+        self._taken_back = self._counter("seam_taken_back_tokens", "Ids that were computed in vain by that.", "worker")
+        self._steps = self._counter("chain_steps", "Steps between agents that have ended.", "kind", "state")
+        self._step_time = self._histogram(
+            "chain_step_time_seconds", "What steps between agents took that have finished.", FIRST_TOKEN_BUCKETS, "kind"
+        )
         self._lost = self._counter("hops_lost", "Hops that a dying engine took along.", "worker")
         self._moved = self._counter("hops_moved", "Hops that were moved off a degraded group.", "worker")
         self._jitter = self._counter(
@@ -119,6 +137,10 @@ class Metrics:
         if result.started_ms is not None:
             self._queue.observe(result.started_ms / 1000)
         for agent in result.agents:
+            if agent.kind != "agent":
+                self._step_ended(agent)
+                continue
+            self._counted(agent)
             for hop in agent.hops:
                 if hop.state in ("lost", "moved"):
                     (self._lost if hop.state == "lost" else self._moved).labels(hop.worker).inc()
@@ -132,6 +154,26 @@ class Metrics:
             self._prompt.labels(agent.worker).inc(agent.prompt_tokens)
             self._cached.labels(agent.worker).inc(min(agent.cached_tokens, agent.prompt_tokens))
             self._ahead.labels(agent.worker).inc(times.ahead_tokens)
+
+    def _step_ended(self, step: AgentResult) -> None:
+        """Count a step between agents; of one that never began there is nothing to say."""
+        if not step.hops:
+            return
+        self._steps.labels(step.kind, step.state).inc()
+        last = step.hops[-1]
+        if step.state == "finished" and last.opened_ms is not None and last.ended_ms is not None:
+            self._step_time.labels(step.kind).observe(max(0.0, last.ended_ms - last.opened_ms) / 1000)
+
+    def _counted(self, agent: AgentResult) -> None:
+        """Count an agent's guesses, and its ids that were taken back."""
+        if (drafts := agent.drafts) is not None:
+            self._draft_steps.labels(agent.worker).inc(drafts.steps)
+            self._drafted.labels(agent.worker).inc(drafts.drafted)
+            self._guessed.labels(agent.worker).inc(drafts.accepted)
+        if (seam := agent.seam) is not None:
+            self._joined.labels(agent.worker).inc()
+            self._rollbacks.labels(agent.worker).inc(seam.rollbacks)
+            self._taken_back.labels(agent.worker).inc(seam.tokens)
 
     def beat(self, worker: str, number: int, message: Heartbeat) -> None:
         """Take a heartbeat.

@@ -147,6 +147,8 @@ def _of_workers(workers: list[WorkerStatus]) -> Iterator[Metric]:
                 "engine": limits.engine if limits else "",
                 "model": limits.model if limits else "",
                 "device": limits.device if limits else "",
+                "speculation": limits.speculation if limits else "",
+                "patches": ",".join(limits.abilities) if limits else "",
             },
         )
     yield info
@@ -176,6 +178,16 @@ def _of_workers(workers: list[WorkerStatus]) -> Iterator[Metric]:
         "kv_cache_size_tokens",
         "Tokens that the KV cache holds.",
         [(it.name, it.limits.kv_tokens) for it in workers if it.limits is not None],
+    )
+    yield _by_worker(
+        "kept_prefix_size_tokens",
+        "Tokens of static beginnings of prompts that are kept from eviction at most.",
+        [(it.name, it.limits.keep_tokens) for it in workers if it.limits is not None],
+    )
+    yield _by_worker(
+        "host_cache_size_bytes",
+        "Host memory for blocks that the KV cache has no room for.",
+        [(it.name, it.limits.host_cache_bytes) for it in workers if it.limits is not None],
     )
 
 

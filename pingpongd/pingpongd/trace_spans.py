@@ -4,6 +4,7 @@
 
     invoke_workflow CHAIN                     submission to last token
     ├── queue                                 until its turn
+    ├── execute_tool STEP                     a step between agents, once its turn had come; linked like an agent
     └── invoke_agent AGENT                    from its first hop's start; linked to the agents that it reads
         ├── append                            one read-ahead prefill
         ├── hop WORKER                        only where it was lost or moved: one for each
@@ -23,14 +24,18 @@ import msgspec
 
 from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.messages import AgentResult, ChainResult, HopEntry
+from pingpongd.trace_attributes import (
+    PROVIDER,
+    Value,
+    counted_attributes,
+    request_attributes,
+    text_attributes,
+    usage_attributes,
+)
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
-PROVIDER: Final = "pingpong"
-"""Who answers: none of the well-known names stands for an engine of one's own."""
 MOST_APPENDS: Final = 64
 """Appends of one agent that get a span; of more, the first ones and the last."""
-
-Value = str | int | float | bool | Sequence[str]
 
 
 class SpanEvent(msgspec.Struct, frozen=True):
@@ -98,6 +103,8 @@ def _without_prompt(agent: Agent) -> Agent:
         messages=None,
         raw_prompt=None if agent.raw_prompt is None else "",
         prompt_ids=None if agent.prompt_ids is None else [],
+        input=None,
+        extract=None,
     )
 
 
@@ -111,11 +118,14 @@ def spans_of(traced: TracedChain) -> list[SpanPlan]:
     spans: dict[int, int] = {}
     """Of the agents that ran."""
     for index, found in enumerate(result.agents):
-        began_ms = _began_ms(found)
+        began_ms = found.opened_ms if found.kind != "agent" else _began_ms(found)
         if began_ms is None:
             continue
         links = [spans[upstream] for upstream in traced.reads[index] if upstream in spans]
         spans[index] = own = len(plans)
+        if found.kind != "agent":
+            plans.append(_step_span(traced, index, began_ms, links))
+            continue
         plans.append(_agent_span(traced, index, began_ms, links))
         plans += _append_spans(traced, found, own)
         if len(found.hops) > 1:
@@ -141,7 +151,7 @@ def _chain_span(traced: TracedChain) -> SpanPlan:
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": traced.model,
         "gen_ai.usage.input_tokens": sum(agent.prompt_tokens for agent in result.agents),
-        "gen_ai.usage.output_tokens": sum(agent.output_tokens for agent in result.agents),
+        "gen_ai.usage.output_tokens": sum(agent.output_tokens for agent in result.agents if agent.kind == "agent"),
         "pingpong.chain.id": result.id,
         "pingpong.chain.state": result.state,
         "pingpong.chain.exactness": result.exactness,
@@ -158,10 +168,34 @@ def _chain_span(traced: TracedChain) -> SpanPlan:
     )
 
 
+def _step_span(traced: TracedChain, index: int, began_ms: float, links: list[int]) -> SpanPlan:
+    """Of a step between agents: to whoever reads spans it is a tool."""
+    step, found = traced.chain.agents[index], traced.result.agents[index]
+    attributes: dict[str, Value] = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": step.call or found.kind,
+        "pingpong.step.name": step.name,
+        "pingpong.step.kind": found.kind,
+        "pingpong.step.characters": found.output_tokens,
+        "pingpong.step.begun": len(found.hops),
+    }
+    if traced.texts and found.text:
+        attributes["gen_ai.tool.call.result"] = found.text
+    return SpanPlan(
+        name=f"execute_tool {step.name}",
+        start_ns=traced.at(began_ms),
+        end_ns=traced.at(found.last_token_ms),
+        parent=0,
+        attributes=attributes,
+        links=links,
+        error=_error(found.state),
+    )
+
+
 def _agent_span(traced: TracedChain, index: int, began_ms: float, links: list[int]) -> SpanPlan:
     agent, found = traced.chain.agents[index], traced.result.agents[index]
-    attributes = _request(agent, traced) | _usage(found)
-    attributes |= {
+    attributes = request_attributes(agent, found.model or traced.model, texts=traced.texts) | usage_attributes(found)
+    attributes |= counted_attributes(found) | {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": agent.name,
         "pingpong.worker": found.worker,
@@ -185,16 +219,16 @@ def _agent_span(traced: TracedChain, index: int, began_ms: float, links: list[in
 def _answer_span(traced: TracedChain, index: int, finalized_ms: float, parent: int) -> SpanPlan:
     agent, found = traced.chain.agents[index], traced.result.agents[index]
     operation = "text_completion" if agent.raw_prompt is not None or agent.prompt_ids is not None else "chat"
-    attributes = _request(agent, traced) | _usage(found)
+    attributes = request_attributes(agent, found.model or traced.model, texts=traced.texts) | usage_attributes(found)
     attributes |= {"gen_ai.operation.name": operation, "gen_ai.request.stream": True}
     events = []
     if found.first_token_ms is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = round((found.first_token_ms - finalized_ms) / 1000, 6)
         events.append(SpanEvent("first_token", traced.at(found.first_token_ms)))
     if traced.texts:
-        attributes |= _texts(agent, found)
+        attributes |= text_attributes(agent, found)
     return SpanPlan(
-        name=f"{operation} {traced.model}",
+        name=f"{operation} {found.model or traced.model}",
         start_ns=traced.at(finalized_ms),
         end_ns=traced.at(found.last_token_ms),
         parent=parent,
@@ -242,52 +276,6 @@ def _of_hop(hop: HopEntry, *, texts: bool) -> dict[str, Value]:
     if texts or hop.state in ("lost", "moved"):  # why one failed is an error's sentence
         attributes["pingpong.hop.why"] = hop.why
     return attributes
-
-
-def _request(agent: Agent, traced: TracedChain) -> dict[str, Value]:
-    attributes: dict[str, Value] = {
-        "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": traced.model,
-        "gen_ai.request.max_tokens": agent.max_tokens,
-        "gen_ai.request.temperature": agent.temperature,
-        "gen_ai.request.top_p": agent.top_p,
-    }
-    if agent.seed is not None:
-        attributes["gen_ai.request.seed"] = agent.seed
-    if agent.stop and traced.texts:
-        attributes["gen_ai.request.stop_sequences"] = list(agent.stop)
-    return attributes
-
-
-def _usage(found: AgentResult) -> dict[str, Value]:
-    attributes: dict[str, Value] = {
-        "gen_ai.usage.input_tokens": found.prompt_tokens,
-        "gen_ai.usage.output_tokens": found.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": found.cached_tokens,
-    }
-    if found.finish_reason is not None:
-        attributes["gen_ai.response.finish_reasons"] = [found.finish_reason]
-    return attributes
-
-
-def _texts(agent: Agent, found: AgentResult) -> dict[str, Value]:
-    """The agent's prompt as it was submitted, with its references, and the output."""
-    said = [(it.role, it.content) for it in agent.messages or ()]
-    if agent.system is not None:
-        said.append(("system", agent.system))
-    prompt = agent.prompt if agent.prompt is not None else agent.raw_prompt
-    if prompt is not None:
-        said.append(("user", prompt))
-    given = [{"role": role, "parts": [{"type": "text", "content": content}]} for role, content in said]
-    answer = {
-        "role": "assistant",
-        "parts": [{"type": "text", "content": found.text}],
-        "finish_reason": found.finish_reason or "error",
-    }
-    return {
-        "gen_ai.input.messages": msgspec.json.encode(given).decode(),
-        "gen_ai.output.messages": msgspec.json.encode([answer]).decode(),
-    }
 
 
 def _began_ms(found: AgentResult) -> float | None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from metrics_page import Page, agent, beat, result, scheduler, status, worker
+from metrics_page import LIMITS, Page, agent, beat, result, scheduler, status, step, worker
 from pingpong_bus.messages import (
     AppendEntry,
     BusState,
     DeviceState,
+    DraftCounts,
     GroupHealth,
     HopEntry,
     HostState,
     ItlSummary,
+    SeamCounts,
     StepCounts,
     StoreStatus,
 )
@@ -83,6 +86,47 @@ def test_lost_and_moved_hops_are_counted_where_they_ran() -> None:
     assert page("hops_lost_total", worker="a") == 1
     assert page("hops_moved_total", worker="b") == 1
     assert not page.has("hops_lost_total", worker="c")
+
+
+def test_guesses_and_joined_texts_are_counted_where_the_agent_ran() -> None:
+    drafts, seam = DraftCounts(steps=10, drafted=12, accepted=6), SeamCounts(rollbacks=2, tokens=9)
+    metrics = Metrics()
+    metrics.chain_ended(result(agent(drafts=drafts), agent(worker="b", drafts=drafts, seam=seam)))
+    metrics.chain_ended(result(agent(state="failed", ttft_ms=None, drafts=drafts), state="failed", e2e_ms=None))
+    page = Page(metrics)
+    assert page("spec_decode_steps_total", worker="a") == 20
+    assert page("spec_decode_draft_tokens_total", worker="a") == 24
+    assert page("spec_decode_accepted_tokens_total", worker="b") == 6
+    assert page("seam_prompts_total", worker="b") == 1
+    assert page("seam_rollbacks_total", worker="b") == 2
+    assert page("seam_taken_back_tokens_total", worker="b") == 9
+    assert not page.has("seam_prompts_total", worker="a")
+
+
+def test_steps_between_agents_are_no_agents() -> None:
+    metrics = Metrics()
+    failed = step(kind="extract", state="failed", ttft_ms=None)
+    metrics.chain_ended(result(agent(), step(), failed, step(state="cancelled", hops=[])))
+    page = Page(metrics)
+    assert page("chain_steps_total", kind="call", state="finished") == 1
+    assert page("chain_steps_total", kind="extract", state="failed") == 1
+    assert not page.has("chain_steps_total", kind="call", state="cancelled")  # it never began
+    assert page("chain_step_time_seconds_sum", kind="call") == pytest.approx(0.2)  # its turn it waited for is not in it
+    assert page("time_to_first_token_seconds_count", placement="ping-pong", role="first") == 1
+    assert not page.has("prompt_tokens_total", worker="")
+
+
+def test_what_engines_can_do_is_among_their_facts() -> None:
+    limits = msgspec.structs.replace(
+        LIMITS, speculation="chain", abilities=("prefill-progress",), keep_tokens=4096, host_cache_bytes=2**30
+    )
+    metrics = Metrics()
+    metrics.tick(status(worker(limits=limits)), None)
+    page = Page(metrics)
+    (info,) = page.families["pingpong_worker_info"].samples
+    assert (info.labels["speculation"], info.labels["patches"]) == ("chain", "prefill-progress")
+    assert page("kept_prefix_size_tokens", worker="a") == 4096
+    assert page("host_cache_size_bytes", worker="a") == 2**30
 
 
 def test_counts_of_a_worker_go_on_where_its_successor_begins_anew() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pingpong_bus.messages import AgentResult, AppendEntry, HopEntry
+from pingpong_bus.chain import Agent
+from pingpong_bus.messages import AgentResult, AppendEntry, DraftCounts, HopEntry, SeamCounts
 from pingpongd.trace_spans import MOST_APPENDS, SpanPlan, spans_of, without_unneeded
 from traced_chain import SECRET, at, changed, traced
 
@@ -151,3 +152,41 @@ def test_of_very_many_appends_the_first_and_the_last_are_told() -> None:
     assert len(sent) == MOST_APPENDS
     assert (sent[0], sent[-1]) == (0, 999)
     assert named(plans, "invoke_agent editor").attributes["pingpong.agent.appends"] == 1000
+
+
+def test_a_step_is_a_tool_beside_the_agents_and_agents_have_models_of_their_own() -> None:
+    adviser, editor = traced().result.agents
+    hops = [HopEntry(worker="", started_ms=200, opened_ms=203, first_token_ms=260, ended_ms=260, state="finished")]
+    look_up = AgentResult(
+        name="look-up", kind="call", state="finished", text=SECRET, output_tokens=12, opened_ms=203, hops=hops,
+        first_token_ms=260, last_token_ms=260, ttft_ms=60,
+    )  # fmt: skip
+    drafts, seam = DraftCounts(steps=10, drafted=9, accepted=5), SeamCounts(rollbacks=1, tokens=4)
+    last = msgspec.structs.replace(editor, model="large", drafts=drafts, seam=seam)
+    chain = msgspec.structs.replace(
+        traced().chain,
+        agents=[
+            traced().chain.agents[0],
+            Agent(name="look-up", input=SECRET, call="search"),
+            traced().chain.agents[1],
+        ],
+    )
+    given = changed(agents=[msgspec.structs.replace(adviser, model="small"), look_up, last])
+    given = msgspec.structs.replace(given, chain=chain, reads=((), (0,), (1,)))
+
+    plans = spans_of(given)
+
+    step, agent = named(plans, "execute_tool look-up"), named(plans, "invoke_agent editor")
+    assert (step.parent, step.start_ns, step.end_ns) == (0, at(203), at(260))
+    assert step.links == [plans.index(named(plans, "invoke_agent adviser"))]
+    assert agent.links == [plans.index(step)]
+    assert step.attributes["gen_ai.operation.name"] == "execute_tool"
+    assert step.attributes["gen_ai.tool.name"] == "search"
+    assert step.attributes["pingpong.step.characters"] == 12
+    assert (agent.attributes["gen_ai.request.model"], named(plans, "chat small").parent is not None) == ("large", True)
+    assert agent.attributes["pingpong.drafts.accepted_tokens"] == 5
+    assert agent.attributes["pingpong.seam.tokens"] == 4
+    assert plans[0].attributes["gen_ai.usage.output_tokens"] == 50  # characters are none
+    assert SECRET not in repr(plans)
+    assert SECRET in repr(spans_of(msgspec.structs.replace(given, texts=True)))
+    assert spans_of(without_unneeded(given)) == plans
