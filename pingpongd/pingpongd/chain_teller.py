@@ -88,6 +88,7 @@ class ChainTeller:
             "agent_finished",
             chain=record.id,
             agent=record.chain.agents[index].name,
+            model=record.chain.agents[index].model or record.job.engine_model(index),
             worker=agent.worker,
             ttft_ms=record.ttft_ms(index),
             total_ms=total,
@@ -96,6 +97,9 @@ class ChainTeller:
             output_tokens=len(agent.output_ids),
             appends=len(agent.appends),
             resumed=len(agent.resumed),
+            draft_tokens=agent.drafts.drafted if agent.drafts is not None else None,
+            accepted_tokens=agent.drafts.accepted if agent.drafts is not None else None,
+            taken_back_tokens=agent.seam.tokens if agent.seam is not None else None,
         )
 
     def step_finished(self, record: ChainRecord, index: int) -> None:

@@ -88,7 +88,7 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
         "worker_ready": Event(
             _INFO,
             "it serves",
-            ("worker", "devices", "engine", "model", "max_model_len", "kv_tokens"),
+            ("worker", "devices", "engine", "model", "max_model_len", "kv_tokens", "speculation", "patches"),
             limit=_BY_WORKER,
         ),
         "worker_clock_off": Event(
@@ -186,6 +186,7 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
             (
                 "chain",
                 "agent",
+                "model",
                 "worker",
                 "ttft_ms",
                 "total_ms",
@@ -194,6 +195,9 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
                 "output_tokens",
                 "appends",
                 "resumed",
+                "draft_tokens",
+                "accepted_tokens",
+                "taken_back_tokens",
             ),
         ),
         "agent_resumed": Event(

@@ -65,6 +65,8 @@ FIELDS: Final = {
     "exactness": Field("word", "fast, grid or invariant"),
     "engine": Field("text", "the engine's name and version"),
     "model": Field("name", "the model"),
+    "speculation": Field("word", 'how the engine guesses tokens, such as "chain"; empty where it does not'),
+    "patches": Field("list of names", "abilities that patches to vLLM have given it; see [patches.md](patches.md)"),
     "changed": Field("list of keys", "of the configuration, that took effect"),
     "needs_restart": Field("list of keys", "of the configuration, that differ and take effect at the next start"),
     "tasks": Field("list of names", "what has not ended"),
@@ -83,6 +85,11 @@ FIELDS: Final = {
     "prompt_tokens": Field("tokens", "of the whole prompt"),
     "cached_tokens": Field("tokens", "of the prompt that a prefix cache held"),
     "output_tokens": Field("tokens", "that the agent has written"),
+    "draft_tokens": Field("tokens", "that were guessed; null where none were to be"),
+    "accepted_tokens": Field("tokens", "that were guessed rightly: each saved a step; null likewise"),
+    "taken_back_tokens": Field(
+        "tokens", "of a prompt joined as text, that were computed and turned out otherwise; null of other prompts"
+    ),
     "appends": Field("appends", "prefills of parts of the prompt before it was complete"),
     "resumed": Field("times", "that the agent went on elsewhere after a loss or a move"),
     "characters": Field("characters", "of the step's output"),

@@ -139,6 +139,8 @@ class WorkerTalk:
             model=limits.model,
             max_model_len=limits.max_model_len,
             kv_tokens=limits.kv_tokens,
+            speculation=limits.speculation,
+            patches=list(limits.abilities),
         )
         self._listener.serves(worker)
 
