@@ -2,7 +2,8 @@
 
 Prints one line: "ready", or the error as JSON. "ready" is followed by waiting for the end of standard input; with
 "decode", by an answer that takes long: "decoding" at its first token, and then the error that ended it; with "tell", by
-the stages of its start and what its scheduler shows of a short answer, as JSON; with "stay", by waiting for ever.
+the stages of its start and what its scheduler shows of a short answer, as JSON; with "keep", by what of two prompts is
+found again after others, of which one was expected back; with "stay", by waiting for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import sys
 
 from pingpong_bus.errors import PingpongError
-from pingpong_bus.messages import Progress, Sampling
+from pingpong_bus.messages import KeptPrefix, Progress, Sampling
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.shared_memory_names import use_own_names
 from pingpong_worker.vllm_engine import VllmEngine
@@ -56,6 +57,28 @@ async def tell(engine: VllmEngine, told: list[Progress]) -> None:
     sys.stdout.flush()
 
 
+async def keep(engine: VllmEngine) -> None:
+    """Ask for two prompts, then for forty others, then for the two again."""
+    sampling = Sampling(max_tokens=2, ignore_eos=True)
+
+    async def ask(name: str, ids: list[int], expected: KeptPrefix | None = None) -> int:
+        session = engine.open(name, cache_salt=None, sampling=sampling, keep=expected)
+        await session.append(ids[:200])
+        return sum([output.cached_tokens or 0 async for output in session.finalize(ids[200:], sampling)])
+
+    known = [[5 + at % 400 for at in range(start, start + 300)] for start in (0, 200)]
+    expected = [KeptPrefix(tokens=256, reuse=2.0), None]
+    for name in ("first", "again"):
+        found = [await ask(f"{name} {at}", ids, expected[at]) for at, ids in enumerate(known)]
+        if name == "again":
+            break
+        for other in range(40):
+            await ask(f"other {other}", [5 + (other * 7 + at * 3) % 500 for at in range(300)])
+    words = {"found": found, "keep_tokens": engine.limits.keep_tokens, "kv_tokens": engine.limits.kv_tokens}
+    sys.stdout.write(f"answer {json.dumps(words)}\n")
+    sys.stdout.flush()
+
+
 async def main(model: str, engine_args: str, then: str = "") -> None:
     use_own_names()
     told: list[Progress] = []
@@ -69,6 +92,7 @@ async def main(model: str, engine_args: str, then: str = "") -> None:
             control="",
             bell="",
             supervisor_pid=0,
+            keep_prefixes=0.5 if then == "keep" else 0.0,
         ),
         told.append,
     )
@@ -83,6 +107,8 @@ async def main(model: str, engine_args: str, then: str = "") -> None:
             await decode(engine)
         if then == "tell":
             await tell(engine, told)
+        if then == "keep":
+            await keep(engine)
         while then == "stay":
             await asyncio.sleep(60)
         sys.stdin.read()

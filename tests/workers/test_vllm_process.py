@@ -162,3 +162,17 @@ def _is_engine_core(process: psutil.Process) -> bool:
         return "spawn_main" in " ".join(process.cmdline()) or "EngineCore" in process.name()
     except psutil.Error:
         return False
+
+
+def test_what_is_expected_back_outlasts_forty_others(start: Start) -> None:
+    process = start("keep", max_model_len=512, block_size=32, kv_cache_memory_bytes=64 * 32 * 512)
+    assert answer(process) == "ready"
+    told = answer(process)
+    assert told["kv_tokens"] == 63 * 32, "one is vLLM's null block"
+    assert told["keep_tokens"] == 32 * 32
+    # Both have computed 192 tokens, in whole blocks, by an append before; of the first, 256 had stayed.
+    assert told["found"] == [256, 192]
+    assert process.stdin is not None
+    process.stdin.close()
+    process.stdin = None
+    assert process.wait(60) == 0
