@@ -29,6 +29,8 @@ COLUMNS = (
     Column("held", 4, right=True, from_width=70),
     Column("starts", 6, right=True, from_width=120),
 )
+_MODEL = Column("model", 12, wide=16, from_width=WIDE)
+"""Where groups serve several models."""
 _METER_CELLS = 16
 _SLOW = 1.3
 """From here on a second's median is marked: as the watchdog does."""
@@ -48,7 +50,10 @@ def group_blocks(
     workers: Sequence[WorkerStatus], rates: TokenRates, width: int, *, ascii_only: bool = False
 ) -> tuple[Text, list[Block]]:
     """The heading, and a block for each group, in the configuration's order."""
-    return heading(COLUMNS, width), [_block(worker, rates, width, ascii_only=ascii_only) for worker in workers]
+    several = len({worker.model for worker in workers}) > 1
+    columns = (*COLUMNS[:1], _MODEL, *COLUMNS[1:]) if several else COLUMNS
+    blocks = [_block(worker, columns, rates, width, ascii_only=ascii_only) for worker in workers]
+    return heading(columns, width), blocks
 
 
 def in_trouble(worker: WorkerStatus) -> bool:
@@ -63,18 +68,21 @@ def state_of(worker: WorkerStatus) -> str:
     return "serving" if worker.health.state == "healthy" else worker.health.state
 
 
-def _block(worker: WorkerStatus, rates: TokenRates, width: int, *, ascii_only: bool) -> Block:
+def _block(
+    worker: WorkerStatus, columns: Sequence[Column], rates: TokenRates, width: int, *, ascii_only: bool
+) -> Block:
     state = state_of(worker)
     styled = Text(state, style=_STYLES.get(state, ""))
     if not worker.serves:
-        return _absent(worker, styled, width, ascii_only=ascii_only)
+        return _absent(worker, columns, styled, width, ascii_only=ascii_only)
     itl, limits = worker.itl, worker.limits
     rate = rates.of(worker.name)
     used = worker.scheduler.kv_usage if worker.scheduler is not None else None
     held = worker.kv_held_tokens / limits.kv_tokens if limits is not None and limits.kv_tokens else None
-    room = widths(COLUMNS, width)[_HISTORY]
+    room = widths(columns, width)[_HISTORY]
     cells: dict[str, str | Text] = {
         "group": worker.name,
+        "model": worker.model or "(default)",
         "state": styled,
         "ITL p50": _ms(itl.p50_ms),
         "p99 ms": _ms(itl.p99_ms),
@@ -88,22 +96,24 @@ def _block(worker: WorkerStatus, rates: TokenRates, width: int, *, ascii_only: b
         "held": _share(held),
         "starts": number(worker.restarts + 1),
     }
-    lines = [row(COLUMNS, cells, width)]
+    lines = [row(columns, cells, width)]
     if worker.health.state != "healthy":
         lines += wrapped(_episode(worker.health), width, _WHY_LINES, style=_STYLES[worker.health.state])
     return Block(lines)
 
 
-def _absent(worker: WorkerStatus, state: Text, width: int, *, ascii_only: bool) -> Block:
+def _absent(worker: WorkerStatus, columns: Sequence[Column], state: Text, width: int, *, ascii_only: bool) -> Block:
     """One that does not serve: what it does instead, and how far it has come."""
     progress = worker.progress or Progress(stage=worker.stage)
     facts = [progress.stage or worker.stage]
     if progress.total:
         facts.append(meter(progress.done / progress.total, _METER_CELLS, ascii_only=ascii_only))
     facts.append(amount(progress))
-    columns = (*COLUMNS[:2], Column("what", 8, stretch=True))
+    last = next(at for at, column in enumerate(columns) if column.title == "state")
+    columns = (*columns[: last + 1], Column("what", 8, stretch=True))
     what = "  ".join(fact for fact in facts if fact)
-    lines = [row(columns, {"group": worker.name, "state": state, "what": what}, width)]
+    cells: dict[str, str | Text] = {"group": worker.name, "model": worker.model or "(default)", "state": state}
+    lines = [row(columns, cells | {"what": what}, width)]
     if worker.failure and worker.failure not in what:
         lines += wrapped(f"the last failure: {worker.failure}", width, _WHY_LINES, style="red")
     return Block(lines)

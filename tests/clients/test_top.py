@@ -150,6 +150,15 @@ def test_a_wide_screen_has_more_columns():
     assert "NVIDIA H200 GPU-00000000-1234-5678-9abc-def012345678" in "\n".join(lines)
 
 
+def test_models_have_a_column_where_there_are_several():
+    groups = [group("gpu0"), group("gpu1", model="small"), group("gpu2", model="small", state="loading", stage="loads")]
+    lines = drawn(seen(groups), width=120)
+    assert "model" in lines[3]
+    assert [line.split()[:2] for line in lines[4:7]] == [["gpu0", "(default)"], ["gpu1", "small"], ["gpu2", "small"]]
+    assert all("model" not in line for line in drawn(seen(groups), width=80))
+    assert all("model" not in line for line in drawn(seen(groups[:1]), width=120))
+
+
 @given(
     groups=st.integers(0, 24),
     sick=st.sets(st.integers(0, 23), max_size=3),
