@@ -141,7 +141,8 @@ class VllmHandle:
         """The guards that hold for every submission: `ids` new tokens, and the lengths with them."""
         check_not_empty(ids)
         check_vocabulary(ids, self.limits.vocabulary_size)
-        check_length(prompt_tokens, output_tokens, self.limits.max_model_len)
+        # A prompt that was joined as text may be longer than it was counted: past the KV cache it would wait for ever.
+        check_length(prompt_tokens, output_tokens, min(self.limits.max_model_len, self.limits.kv_tokens))
 
     async def generate(
         self,
