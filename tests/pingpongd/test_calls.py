@@ -1,0 +1,95 @@
+"""The configuration's calls: what is refused, and what of them is secret."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pingpong_bus.chain import parse_chain
+from pingpong_bus.errors import ChainError, ConfigError
+from pingpongd.calls import call_secrets, check_calls, resolve_calls
+from pingpongd.config import DaemonConfig, parse_config
+from pingpongd.redaction import redactor_of
+from pingpongd.reload import merge
+
+GROUPS = [{"name": "a", "devices": ["cpu:0"]}]
+
+
+def config(**calls: dict[str, Any]) -> DaemonConfig:
+    return parse_config({"engine": "simulated", "groups": GROUPS, "calls": calls})
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        ({}, "calls.x"),
+        ({"command": ["a"], "url": "http://h/"}, "calls.x"),
+        ({"command": []}, "calls.x.command"),
+        ({"command": [""]}, "calls.x.command"),
+        ({"command": ["a"], "headers": {"A": "b"}}, "calls.x.headers"),
+        ({"url": "http://h/", "environment": {"A": "b"}}, "calls.x.environment"),
+        ({"url": "ftp://h/"}, "calls.x.url"),
+        ({"url": "http:///path"}, "calls.x.url"),
+        ({"url": "http://h:x/"}, "calls.x.url"),
+        ({"url": "http://h/a b"}, "calls.x.url"),
+        ({"url": "http://me:secret@h/"}, "calls.x.url"),
+        ({"url": "http://h/", "headers": {"A b": "c"}}, "calls.x.headers.A b"),
+        ({"url": "http://h/", "headers": {"A": "b\nC: d"}}, "calls.x.headers.A"),
+        ({"command": ["a"], "timeout_s": 0}, "calls[...].timeout_s"),
+        ({"command": ["a"], "shell": True}, "calls[...].shell"),
+    ],
+)
+def test_what_could_never_be_called_is_refused(call: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(x=call)
+    assert caught.value.field == field
+
+
+def test_a_name_that_no_chain_can_write_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no chain can name it"):
+        config(**{"a b": {"command": ["x"]}})
+
+
+def test_variables_of_the_daemon_are_filled_in() -> None:
+    calls = config(
+        web={"url": "http://h/", "headers": {"Authorization": "Bearer $KEY", "X-Cost": "5 $$"}},
+        run={"command": ["x"], "environment": {"TOKEN": "$KEY", "PLAIN": "p"}},
+    ).calls
+    found = resolve_calls(calls, {"KEY": "k3y"})
+    assert found["web"].headers == {"Authorization": "Bearer k3y", "X-Cost": "5 $"}
+    assert found["run"].environment == {"TOKEN": "k3y", "PLAIN": "p"}
+    with pytest.raises(ConfigError, match="no variable KEY") as caught:
+        resolve_calls(calls, {})
+    assert caught.value.field == "calls.web.headers.Authorization"
+    with pytest.raises(ConfigError, match="no header may"):
+        resolve_calls(calls, {"KEY": "k\r\nX: y"})
+
+
+def test_secrets_stand_in_no_log() -> None:
+    found = config(
+        web={"url": "http://h/", "headers": {"Authorization": "Bearer $KEY", "X-Api-Key": "literal-secret"}},
+        run={"command": ["x"], "environment": {"MY_TOKEN": "in-the-file", "LEVEL": "verbose"}},
+    )
+    environment = {"KEY": "from-the-environment", "OTHER": "harmless"}
+    assert call_secrets(found.calls, environment) == {"from-the-environment", "literal-secret", "in-the-file"}
+    line = redactor_of(found, environment).text(
+        "x from-the-environment y literal-secret z in-the-file verbose harmless"
+    )
+    assert line == "x *** y *** z *** verbose harmless"
+
+
+def test_unknown_calls_are_refused_with_those_that_there_are() -> None:
+    chain = parse_chain(
+        b'{"name": "c", "agents": [{"name": "a", "prompt": "p"}, {"name": "s", "input": "{{a}}", "call": "other"}]}'
+    )
+    with pytest.raises(ChainError, match=r"no call \"other\".*allows: one, two") as caught:
+        check_calls(chain, config(two={"command": ["x"]}, one={"command": ["x"]}).calls)
+    assert caught.value.field == "agents[1].call"
+    check_calls(chain, config(other={"command": ["x"]}).calls)
+
+
+def test_calls_can_be_changed_while_the_daemon_runs() -> None:
+    reload = merge(config(), config(x={"command": ["x"]}))
+    assert reload.changed == ["calls"]
+    assert list(reload.config.calls) == ["x"]
