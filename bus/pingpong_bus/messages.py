@@ -369,6 +369,9 @@ class SchedulerState(_Value, frozen=True):
     """Steps in which appends waited and were granted nothing."""
     kv_usage: float = 0.0
     """Part of the KV cache that requests hold, 0 to 1."""
+    kv_kept: float = 0.0
+    """Part of the KV cache that is kept for beginnings which are expected to come again, whether requests use them now
+    or not."""
     gc_ms: float = 0.0
     """What collections of garbage have taken in the engine's process since its start."""
 

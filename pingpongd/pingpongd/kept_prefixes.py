@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from pingpong_bus.messages import KeptPrefix
 from pingpongd.chain_record import ChainRecord
 from pingpongd.prefix_value import PrefixValue
+
+_TEXT_TAIL = 32
+"""Tokens at the end of a beginning that is joined with text, of which some may be others in the next run."""
 
 _Agent = tuple[str, str, str, int | None]
 
@@ -28,7 +33,14 @@ class KeptPrefixes:
 
     def of(self, record: ChainRecord, index: int) -> KeptPrefix | None:
         """What is expected of an agent's prompt; nothing where it shares no cache with others."""
-        return None if record.options.isolate else self._value.kept(_agent(record, index), time.monotonic())
+        if record.options.isolate:
+            return None
+        kept = self._value.kept(_agent(record, index), time.monotonic())
+        if kept is None or not record.prepared[index].text:
+            return kept
+        # Where text follows, the last ids before it may become others.
+        tokens = kept.tokens - _TEXT_TAIL
+        return msgspec.structs.replace(kept, tokens=tokens) if tokens > 0 else None
 
 
 def _agent(record: ChainRecord, index: int) -> _Agent:

@@ -200,6 +200,11 @@ def _of_serving(workers: list[WorkerStatus]) -> Iterator[Metric]:
         [(it.name, it.scheduler.kv_usage) for it in workers if it.scheduler is not None],
     )
     yield _by_worker(
+        "kv_cache_kept_ratio",
+        "Part of the KV cache that is kept for beginnings of prompts which are expected to come again, 0 to 1.",
+        [(it.name, it.scheduler.kv_kept) for it in workers if it.scheduler is not None],
+    )
+    yield _by_worker(
         "inter_token_latency_usual_seconds",
         "A group's own median for such steps.",
         [(it.name, it.itl.usual_ms / 1000) for it in workers if it.itl.usual_ms],

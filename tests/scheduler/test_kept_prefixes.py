@@ -101,6 +101,7 @@ def test_nothing_is_kept_where_none_may_be() -> None:
 def test_kept_blocks_count_as_free_and_are_given_up_last(desk: Desk) -> None:
     desk.run(desk.known + desk.other(40), reuse=2.0)
     desk.flood(20)
+    assert desk.kept.share == pytest.approx(KNOWN / 16 / BLOCKS)
     assert len(desk.kept) == KNOWN // 16
     assert desk.manager.block_pool.get_num_free_blocks() == BLOCKS - 1
     # Two requests that together want everything: neither waits, nothing is pre-empted.
@@ -197,9 +198,8 @@ def test_any_order_of_use_leaves_every_block_in_its_place() -> None:
                 case 4 | 5 | 6 if open_:
                     pool.free_blocks(reversed(open_.pop(rng.randrange(len(open_)))))
                 case 7:
-                    kept.note(
-                        rng.choice(texts)[: rng.randrange(1, 9)], rng.choice((0.0, 1.0, 5.0)), lambda: 1.0, step * 20
-                    )
+                    reuse = rng.choice((0.0, 1.0, 5.0))
+                    kept.note(rng.choice(texts), rng.randrange(1, 9), reuse, lambda: 1.0, step * 20)
                 case 8:
                     pool.evict_blocks({rng.randrange(1, pool.num_gpu_blocks)})
                 case 9 if rng.random() < 0.1:

@@ -110,7 +110,9 @@ class SimulatedModel:
         """What the scheduler did last, with what holds memory by now, where that is news."""
         if state is None:
             return []
-        state = msgspec.structs.replace(state, kv_usage=self._scheduler.kv_usage, gc_ms=self._collections.total_ms)
+        state = msgspec.structs.replace(
+            state, kv_usage=self._scheduler.kv_usage, kv_kept=self._scheduler.kv_kept, gc_ms=self._collections.total_ms
+        )
         if state == self._shown:
             return []
         self._shown = state

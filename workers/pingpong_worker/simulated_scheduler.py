@@ -84,6 +84,11 @@ class SimulatedScheduler:
         """The part of the KV cache that requests hold, 0 to 1."""
         return 1 - self._free_blocks / max(1, self._settings.kv_tokens // self._settings.block_size)
 
+    @property
+    def kv_kept(self) -> float:
+        """The part of the prefix cache that is kept for beginnings of prompts, 0 to 1."""
+        return len(self._cache.retention) / max(1, self._settings.kv_tokens // self._settings.block_size)
+
     def plan(self) -> Step | None:
         """The next step; None while there is nothing to compute."""
         rows: list[tuple[Request, int]] = []

@@ -75,19 +75,20 @@ class StepLedger:
         """A step was scheduled."""
         self._planned.append(step)
 
-    def end(self, output: Any, now: float, kv_usage: float = 0.0) -> None:
+    def end(self, output: Any, now: float, kv_usage: float = 0.0, kv_kept: float = 0.0) -> None:
         """The result of a step is in.
 
         Args:
             output: its `SchedulerOutput`; one that was not planned is empty.
             now: when it came, in seconds.
             kv_usage: the part of the KV cache that requests hold from now on, 0 to 1.
+            kv_kept: the part that is kept for beginnings of prompts.
         """
         if any(step.output is output for step in self._planned):
             while (step := self._planned.popleft()).output is not output:
                 pass  # its result never came
             seconds = now - max(self._ended, step.begun)
-            self._show(step, seconds, kv_usage)
+            self._show(step, seconds, kv_usage, kv_kept)
             # To take a request in costs the host some milliseconds, once, however much of it the step computes: as
             # much as doubles a small step beside decodes on a GPU. As the price of its size it would forbid that size.
             if step.kind != "beside" or not step.admits:
@@ -95,10 +96,11 @@ class StepLedger:
             if step.grant.reason in _FOR_ITS_PRICE and step.append_tokens == 0:
                 self._prices.pass_over("beside")
         self._ended = now
-        if self._state is not None and self._state.kv_usage != kv_usage:  # by prompts alone, or for want of any
-            self._post(msgspec.structs.replace(self._state, kv_usage=kv_usage))
+        before = self._state
+        if before is not None and (before.kv_usage, before.kv_kept) != (kv_usage, kv_kept):  # by prompts alone, or none
+            self._post(msgspec.structs.replace(before, kv_usage=kv_usage, kv_kept=kv_kept))
 
-    def _show(self, step: PlannedStep, seconds: float, kv_usage: float) -> None:
+    def _show(self, step: PlannedStep, seconds: float, kv_usage: float, kv_kept: float) -> None:
         if step.view.decodes == 0:
             return
         self._steps += 1
@@ -117,6 +119,7 @@ class StepLedger:
                 append_tokens=self._append_tokens,
                 withheld_steps=self._withheld,
                 kv_usage=kv_usage,
+                kv_kept=kv_kept,
             )
         )
 

@@ -84,7 +84,7 @@ def hold_prefixes(
             tokens, reuse = mark
             blocks = tokens // size
             if blocks > 0 and blocks * size <= num_computed_tokens:
-                kept.note(request.block_hashes[:blocks], reuse, lambda: cost(blocks * size), now())
+                kept.note(request.block_hashes, blocks, reuse, lambda: cost(blocks * size), now())
 
     manager.coordinator.cache_blocks = cache_blocks
     return kept
@@ -116,22 +116,28 @@ class KeptBlocks:
         return len(self._by_hash)
 
     @property
+    def share(self) -> float:
+        """The part of the pool that is kept, in use or not, 0 to 1."""
+        return len(self._policy) / int(self._pool.num_gpu_blocks)
+
+    @property
     def policy(self) -> PrefixRetention[bytes]:
         """Which blocks are kept."""
         return self._policy
 
-    def note(self, hashes: Sequence[bytes], reuse: float, cost: Callable[[], float], now: float) -> None:
-        """A beginning of a prompt is in use.
+    def note(self, hashes: Sequence[bytes], blocks: int, reuse: float, cost: Callable[[], float], now: float) -> None:
+        """A beginning of a prompt is in use; it costs nothing to say so in every step.
 
         Args:
-            hashes: of its blocks, without a group's number.
+            hashes: of the prompt's blocks, without a group's number.
+            blocks: how many of them it is, at least one.
             reuse: how many times an hour it is expected to come again.
             cost: gives seconds that computing it takes.
             now: in seconds.
         """
-        if self._policy.is_fresh(hashes[-1] + _ONE_GROUP, reuse, now):
+        if self._policy.is_fresh(hashes[blocks - 1] + _ONE_GROUP, reuse, now):
             return
-        for key in self._policy.note([one + _ONE_GROUP for one in hashes], reuse, cost(), now):
+        for key in self._policy.note([one + _ONE_GROUP for one in hashes[:blocks]], reuse, cost(), now):
             self._let_go(key)
 
     def _get_new_blocks(self, num_blocks: int) -> Any:

@@ -129,7 +129,8 @@ class DecodeFirstSteps:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         self._guesses.ended(scheduler_output, outputs, ended)
         # Now, for what has ended has let go of its blocks. A version without this figure need not be refused for it.
-        self._ledger.end(scheduler_output, ended, getattr(scheduler.kv_cache_manager, "usage", 0.0))
+        usage = getattr(scheduler.kv_cache_manager, "usage", 0.0)
+        self._ledger.end(scheduler_output, ended, usage, self._kept.share if self._kept is not None else 0.0)
         return outputs
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> None:
