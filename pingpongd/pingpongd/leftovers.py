@@ -44,7 +44,7 @@ def clear_abandoned(path: Path) -> bool:
 
 def is_socket(path: Path) -> bool:
     """Whether it is a socket by a name of ours, or was: a sweeper may be removing it."""
-    if path.name not in ("control.sock", "workers.sock") and not (
+    if path.name not in ("control.sock", "workers.sock", "steps.sock") and not (
         path.name.startswith("bus-") and path.suffix == ".sock"
     ):
         return False
