@@ -1,6 +1,6 @@
 """The Python client of pingpongd: run chains of agents, follow them, and prove that reading ahead changes nothing."""
 
-from pingpong_bus.chain import Agent, Chain, Message
+from pingpong_bus.chain import Agent, Chain, Extract, Message
 from pingpong_bus.errors import (
     ChainError,
     ChainFailed,
@@ -23,11 +23,13 @@ from pingpong_bus.messages import (
     ChainEvent,
     ChainResult,
     ChainSummary,
+    DraftCounts,
     EngineFigures,
     Explained,
     Prediction,
     ResumeEntry,
     SchedulerState,
+    SeamCounts,
     StatusReply,
     StoreStatus,
     SubmitOptions,
@@ -68,10 +70,12 @@ __all__ = [
     "DaemonUnavailable",
     "DataError",
     "Difference",
+    "DraftCounts",
     "EngineError",
     "EngineFigures",
     "EngineLost",
     "Explained",
+    "Extract",
     "Message",
     "MessageError",
     "NotEqual",
@@ -81,6 +85,7 @@ __all__ = [
     "ResumeEntry",
     "RunCertificate",
     "SchedulerState",
+    "SeamCounts",
     "StatusReply",
     "StoreError",
     "StoreStatus",

@@ -4,6 +4,7 @@ import pingpong_client
 from pingpong_client import __all__ as exported
 
 PROMISED = {
+    "DraftCounts", "Extract", "SeamCounts",
     "Advice", "BesideFigure", "EngineFigures", "Explained", "Prediction",
     "Agent", "AgentCertificate", "AgentResult", "AsyncClient", "Certificate", "Chain", "ChainError", "ChainEvent",
     "Change", "Comparison", "SchedulerState", "read_certificate", "write_certificate",
