@@ -354,13 +354,16 @@ class AsyncClient:
             patient=True,
         )
 
-    async def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> LogProbabilities:
-        """How likely tokens are to follow a prompt, by the daemon's model.
+    async def score(
+        self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None, model: str = ""
+    ) -> LogProbabilities:
+        """How likely tokens are to follow a prompt, by a model of the daemon's.
 
         Args:
             ids: the prompt, at least one token.
             tokens: 1 to 8 of them.
             grid: cut the prompt as a chain of exactness "grid" was cut: `ChainResult.grid`.
+            model: a name of the daemon's `[models]`, or `AgentResult.model`; empty: the default model.
 
         Returns:
             The natural logarithm of each token's probability, in order; None where it is too unlikely for the engine
@@ -373,7 +376,7 @@ class AsyncClient:
         """
         reply = await self._ask(
             lambda number: Score(
-                request=number, version=PROTOCOL_VERSION, ids=list(ids), tokens=list(tokens), grid=grid
+                request=number, version=PROTOCOL_VERSION, ids=list(ids), tokens=list(tokens), grid=grid, model=model
             ),
             Scored,
             patient=True,

@@ -39,7 +39,7 @@ async def _with_gap(
         return msgspec.structs.replace(difference, no_gap=asked)
     ids, tokens = asked
     try:
-        ours, theirs = await client.score(ids, tokens, grid=grid)
+        ours, theirs = await client.score(ids, tokens, grid=grid, model=serial.model)
     except PingpongError as error:
         if isinstance(error, DaemonUnavailable) and not isinstance(error, Overloaded):
             raise

@@ -162,9 +162,11 @@ class Client:
         """See `AsyncClient.drain`."""
         self._do(self._client.drain(group, deadline_s=deadline_s))
 
-    def score(self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None) -> LogProbabilities:
+    def score(
+        self, ids: Sequence[int], tokens: Sequence[int], *, grid: int | None = None, model: str = ""
+    ) -> LogProbabilities:
         """See `AsyncClient.score`."""
-        return self._do(self._client.score(ids, tokens, grid=grid))
+        return self._do(self._client.score(ids, tokens, grid=grid, model=model))
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._running_loop())

@@ -223,6 +223,10 @@ class ChainRuns:
                 if not agent.output_ids:
                     agent.finalized_ns = at_ns
                 agent.prompt_tokens, agent.prompt_digest = message.prompt_tokens, message.prompt_digest
+                if record.prepared[index].text:
+                    most = message.prompt_tokens + record.chain.agents[index].max_tokens
+                    self.room.recount(worker.name, hop, most)
+                    self._retry_held()
                 self.tell.event(record, "finalized", index, at_ns, prompt_tokens=message.prompt_tokens)
             case HopFirstToken(at_ns=at_ns, cached_tokens=cached):
                 entry.first_token_ns, entry.cached_tokens = at_ns, cached

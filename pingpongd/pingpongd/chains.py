@@ -337,7 +337,15 @@ class Chains:
             PingpongError: they make no sense to the engines, or none can say now.
         """
         self._intake.require_service()
-        return await self.runs.scoring.score(ids, tokens, grid, "" if model == self.config.model else model)
+        return await self.runs.scoring.score(ids, tokens, grid, self._model_named(model))
+
+    def _model_named(self, name: str) -> str:
+        """A model's name as groups have it: it may also be called as its engines report it, which results do."""
+        room = self.runs.room
+        if name == self.config.model:
+            return ""
+        reported = [model for model in room.models() if any(limits.model == name for limits in room.limits(model))]
+        return name if name in room.models() or not reported else reported[0]
 
     # ------------------------------------------------------------------------------------------------------ the queue
 

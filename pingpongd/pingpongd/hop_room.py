@@ -225,6 +225,14 @@ class HopRoom:
             del self._alone[group]
         self._has_changed()
 
+    def recount(self, group: str, hop: str, tokens: int) -> None:
+        """A hop's full length is known, which was estimated where its prompt is joined as text: what is set aside for
+        others is counted from it from now on."""
+        if group in self._ledgers:
+            self._ledgers[group].recount(hop, tokens)
+            self._note_held(group)
+            self._has_changed()
+
     def take_between(self, request: str, tokens: int, *, grid: bool, model: str = "") -> Worker | None:
         """Set room aside for a request that is no hop, on the least busy group; None where there is none now.
 

@@ -37,6 +37,7 @@ from pingpongd.install_service_plan import (
     user_places,
 )
 from pingpongd.install_service_unit import MARK, Service, render_unit
+from pingpongd.model_names import served_models
 from pingpongd.monitoring import talks_beyond
 
 _HOMES = ("/home", "/root", "/run/user")
@@ -159,8 +160,9 @@ def _command(places: Places, instance: str | None) -> list[str]:
 
 
 def _service(places: Places, config: DaemonConfig, command: Sequence[str]) -> Service:
-    model = Path(config.model).expanduser()
-    read = [Path(sys.prefix), Path(sys.executable).resolve(), Path(__file__).resolve(), places.config, model.absolute()]
+    models = [Path(model).expanduser() for model in served_models(config).values()]
+    read = [Path(sys.prefix), Path(sys.executable).resolve(), Path(__file__).resolve(), places.config]
+    read += [model.absolute() for model in models]
     return Service(
         instance=places.instance,
         user=places.user,
@@ -169,7 +171,7 @@ def _service(places: Places, config: DaemonConfig, command: Sequence[str]) -> Se
         drain_seconds=config.drain_seconds,
         client_group=config.client_group,
         reads_homes=any(str(path).startswith(f"{home}/") for path in read for home in _HOMES),
-        fetches=config.engine == "vllm" and not model.is_dir(),
+        fetches=config.engine == "vllm" and not all(model.is_dir() for model in models),
         talks_beyond=talks_beyond(config),
         writable=[folder for folder in (config.runtime_dir, config.state_dir, config.log_dir) if folder],
         confined=not places.user or _has_namespaces(),

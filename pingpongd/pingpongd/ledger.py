@@ -58,6 +58,17 @@ class GroupLedger:
         self._used += self._held[hop]
         return True
 
+    def recount(self, hop: str, tokens: int) -> None:
+        """Count a hop anew whose full length is known now; it may be more than fits. Harmless where it holds nothing.
+
+        Args:
+            hop: that holds memory.
+            tokens: its prompt and the most that it may write.
+        """
+        if hop in self._held:
+            self._used += self._blocks_of(tokens) - self._held[hop]
+            self._held[hop] = self._blocks_of(tokens)
+
     def give_back(self, hop: str) -> None:
         """Free what a hop held; harmless where it holds nothing."""
         self._used -= self._held.pop(hop, 0)

@@ -12,7 +12,7 @@ import pytest
 from chains_desk import LIMITS, FakeWorker, Service, advance
 from pingpong_bus.chain import Chain, parse_chain
 from pingpong_bus.errors import ChainError, Overloaded, UsageError
-from pingpong_bus.messages import PROTOCOL_VERSION, OutputSource, Submit, TokenizerSource
+from pingpong_bus.messages import PROTOCOL_VERSION, HopFinalized, OutputSource, Submit, TokenizerSource
 
 SMALL = msgspec.structs.replace(LIMITS, model="small model", tokenizer="t", max_model_len=100)
 LARGE = msgspec.structs.replace(LIMITS, model="large model", tokenizer="u")
@@ -66,13 +66,8 @@ def test_each_agent_runs_on_groups_of_its_model(models: Service, mode: str) -> N
 
 def test_outputs_of_another_tokenizer_are_joined_as_text_ahead(models: Service) -> None:
     models.submit(PAIR, "ping-pong")
-    hop = next(hop for hop in models.fleet.running())
     while "1" not in started(models):
-        for worker in models.fleet.workers.values():
-            if hop in worker.running.values():
-                advance(worker, hop)
-                while worker.reports:
-                    models.deliver(worker)
+        _one_step(models)
     spec = next(hop.spec for hop in models.fleet.running() if hop.spec.hop.split("/")[1] == "1")
     assert spec.joined is not None
     assert spec.joined.ahead
@@ -204,8 +199,27 @@ def test_probabilities_are_asked_of_the_model_that_is_named(models: Service) -> 
     assert models.fleet.scored[-1][0] in "bc"
     models.run(models.chains.score, [1], [2], None, "small")
     assert models.fleet.scored[-1][0] in "ad"
+    models.run(models.chains.score, [1], [2], None, "large model")  # as results call it
+    assert models.fleet.scored[-1][0] in "bc"
     with pytest.raises(UsageError, match='no group serves the model "huge"'):
         models.run(models.chains.score, [1], [2], None, "huge")
+
+
+def test_what_is_set_aside_follows_the_prompts_real_length(models: Service) -> None:
+    models.submit(PAIR, "ping-pong")
+    while "1" not in started(models):
+        _one_step(models)
+    worker = models.fleet.workers[started(models)["1"]]
+    assert worker.kv_held_tokens == 32  # 3 of its own, 8 read and counted as 12, 8 to write
+    (hop,) = worker.running
+    models.run(
+        models.chains.runs.hop_message,
+        worker,
+        HopFinalized(hop=hop, at_ns=1, prompt_tokens=70, prompt_digest="d", final_tokens=1),
+    )
+    assert worker.kv_held_tokens == 80
+    models.settle()
+    assert worker.kv_held_tokens == 0
 
 
 def test_nothing_is_accepted_that_no_engine_can_tokenize_now(models: Service) -> None:
@@ -214,6 +228,15 @@ def test_nothing_is_accepted_that_no_engine_can_tokenize_now(models: Service) ->
     models.submit(chain({"name": "one", "prompt": "x"}))
     with pytest.raises(Overloaded, match="no engine serves now"):
         models.run(_submit_without_patience, models)
+
+
+def _one_step(service: Service) -> None:
+    """Let every hop do its next step."""
+    for worker in service.fleet.workers.values():
+        for hop in list(worker.running.values()):
+            advance(worker, hop)
+        while worker.reports:
+            service.deliver(worker)
 
 
 async def _submit_without_patience(service: Service) -> None:

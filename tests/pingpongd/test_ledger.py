@@ -118,3 +118,18 @@ def test_a_hop_counts_what_it_may_read_and_write() -> None:
     assert hop_tokens(chain, prepared, 2, {}) == 240
     assert hop_tokens(chain, prepared, 2, {0: 10}) == 60
     assert hop_tokens(chain, prepared, 2, {0: 10, 1: 0}) == 30
+
+
+def test_a_hop_is_counted_anew_once_its_length_is_known() -> None:
+    books = ledger(64)
+    assert books.take("a", 16)
+    books.recount("a", 80)  # longer than it was counted, and it runs
+    assert books.held_tokens == 80
+    assert books.free_tokens == -16
+    assert not books.fits(1)
+    books.recount("a", 32)
+    assert books.fits(32)
+    books.recount("b", 16)
+    assert dict(books.held) == {"a": 32}
+    books.give_back("a")
+    assert books.free_tokens == 64
