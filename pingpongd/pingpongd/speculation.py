@@ -35,7 +35,8 @@ def speculates(chain: Chain, index: int, options: SubmitOptions, level: Exactnes
     if agent.is_step or agent.temperature > 0 or level == "grid":
         return False
     said = asks(agent, chain, options)
-    return enabled if said is None else said
+    # Streaming-input sessions cannot: who names one gets it, unless guessing is asked for as well.
+    return (enabled and options.session != "streaming-input") if said is None else said
 
 
 def check_speculation(

@@ -16,11 +16,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from connecting import with_keys
 from daemon_process import DaemonProcess
-from pingpong_bus.chain import Chain, parse_chain
+from pingpong_bus.chain import Agent, Chain, parse_chain
 from pingpong_bus.errors import ChainError, UsageError
 from pingpong_bus.messages import ChainResult, SubmitOptions
 from pingpong_worker.model_store import default_cache
@@ -36,7 +37,7 @@ def daemon() -> AsyncIterator[DaemonProcess]:
     """One daemon on two engines for all tests of this file."""
     folder = Path(tempfile.mkdtemp(prefix="pp-"))
     keys = {"dtype": "bfloat16", "exactness": "grid", "calibrate": False}
-    config = with_keys((EXAMPLES / "cpu.toml").read_text(), keys)
+    config = with_keys((EXAMPLES / "cpu.toml").read_text(), keys) + "\n[speculation]\nenabled = true\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache_without_prices(folder)))
         process = DaemonProcess(folder, config)
@@ -100,6 +101,37 @@ async def test_random_chains_read_ahead_equal_series(daemon: DaemonProcess) -> N
     for index in (2, 7, 14):
         serial, ahead = await both(daemon, random_chain(ChainShape(), index, pool=pool))
         assert_equal_runs(ahead, serial)
+
+
+async def test_a_known_chain_is_guessed_from_its_earlier_run(daemon: DaemonProcess) -> None:
+    told = "Repeat the following text word for word, without changes:\n\n{{write}}"
+    chain = Chain(
+        name="known",
+        agents=[
+            Agent(name="write", prompt="Write a short story about a lighthouse keeper and a storm.", max_tokens=64),
+            Agent(name="repeat", prompt=told, max_tokens=64),
+        ],
+    )
+    options = SubmitOptions(mode="serial", exactness="fast", isolate=True)
+    async with daemon.client() as client:
+        first = await client.run(chain, options=options)
+        again = await client.run(chain, options=options)
+        quiet = await client.run(chain, options=msgspec.structs.replace(options, speculate=False))
+        exact = await client.run(chain, options=msgspec.structs.replace(options, exactness="grid"))
+        with pytest.raises(UsageError, match='exactness "grid" cannot be kept'):
+            await client.submit(chain, options=SubmitOptions(speculate=True))
+        kept = await client.result(again.id)
+    write, repeat = first.agents
+    assert write.drafts is not None
+    assert repeat.drafts is not None
+    assert repeat.drafts.accepted > repeat.output_tokens / 3, "it copies what its prompt says"
+    assert write.drafts.accepted < write.output_tokens / 3, "there is nothing to copy yet"
+    for agent in again.agents:
+        assert agent.drafts is not None
+        assert agent.drafts.accepted > agent.output_tokens / 3, "it says again what it said before"
+        assert agent.drafts.steps + agent.drafts.accepted >= agent.output_tokens
+    assert [agent.drafts for agent in kept.agents] == [agent.drafts for agent in again.agents]
+    assert [agent.drafts for result in (quiet, exact) for agent in result.agents] == [None] * 4
 
 
 async def test_streaming_input_and_overlap_read_ahead(daemon: DaemonProcess) -> None:

@@ -56,6 +56,13 @@ def test_the_nearest_that_says_something_counts(
     assert not speculates(chain(agent, whole), 2, options, "fast", enabled=daemon), "no step is guessed for"
 
 
+def test_a_session_that_is_named_is_given_unless_guessing_is_asked_for() -> None:
+    streaming = SubmitOptions(session="streaming-input")
+    assert not speculates(chain(), 0, streaming, "fast", enabled=True)
+    assert speculates(chain(whole=True), 0, streaming, "fast", enabled=False)
+    assert speculates(chain(), 0, SubmitOptions(session="prefix-cache"), "fast", enabled=True)
+
+
 def test_guessing_on_a_grid_is_refused_where_it_is_asked_for_alone() -> None:
     check_speculation(chain(), SubmitOptions(), "grid", ABLE)
     check_speculation(chain(False), SubmitOptions(speculate=False), "grid", ABLE)
