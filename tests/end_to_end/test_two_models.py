@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from typing import Any
 
+import msgspec
 import pytest
 
 from daemon_process import DaemonProcess, StartDaemon
 from pingpong_bus.chain import Chain, parse_chain
 from pingpong_bus.errors import ChainError, ChainFailed
 from pingpong_bus.messages import ChainResult, SubmitOptions
+from pingpong_client.verification import verify
 
 CONFIG = """
 engine = "simulated"
@@ -80,6 +85,47 @@ async def test_equal_on_the_grid_too(start_daemon: StartDaemon) -> None:
     ahead = await run(daemon, CHAIN, "ping-pong", exactness="grid")
     assert [agent.output_ids for agent in series.agents] == [agent.output_ids for agent in ahead.agents]
     assert [agent.prompt_digest for agent in series.agents] == [agent.prompt_digest for agent in ahead.agents]
+
+
+async def test_verify_certifies_a_chain_over_two_models(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(CONFIG)
+    async with daemon.client() as client:
+        certificate = await verify(client, CHAIN, runs=2)
+    assert (certificate.verdict, certificate.proof, certificate.mode) == ("equal", True, "ping-pong")
+    assert certificate.models == ["simulated", "simulated-pairs"]
+
+
+async def test_a_chain_goes_on_when_the_daemon_and_a_models_worker_are_killed(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(CONFIG)
+    reference = await run(daemon, CHAIN, "serial")
+    slow = msgspec.structs.replace(
+        CHAIN, agents=[msgspec.structs.replace(agent, max_tokens=agent.max_tokens * 5) for agent in CHAIN.agents]
+    )
+    undisturbed = await run(daemon, slow, "ping-pong")
+    async with daemon.client() as client:
+        number = await client.submit(slow, options=SubmitOptions(mode="ping-pong", isolate=True))
+        while not (agents := (await client.result(number)).agents)[1].output_ids:
+            await asyncio.sleep(0.01)
+        status = await client.status()
+        worker = next(worker for worker in status.workers if worker.name == agents[1].worker)
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        result = await client.wait(number)
+    assert result.state == "finished", result.error
+    assert [agent.output_ids for agent in result.agents] == [agent.output_ids for agent in undisturbed.agents]
+    assert all(hop.worker in "bc" for at in (1, 3) for hop in result.agents[at].hops)
+    async with daemon.client() as client:
+        number = await client.submit(CHAIN, options=SubmitOptions(mode="ping-pong", isolate=True))
+    daemon.signal(signal.SIGKILL)
+    await daemon.ended()
+    again = DaemonProcess(daemon.folder, CONFIG)
+    try:
+        await again.ready()
+        async with again.client() as client:
+            result = await client.wait(number)
+        assert [agent.output_ids for agent in result.agents] == [agent.output_ids for agent in reference.agents]
+    finally:
+        await again.stop()
 
 
 async def test_a_text_that_comes_out_too_long_fails_its_chain_alone(start_daemon: StartDaemon) -> None:
