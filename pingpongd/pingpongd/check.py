@@ -17,7 +17,7 @@ import msgspec
 
 from pingpong_bus.errors import ConfigError
 from pingpongd import check_engine, check_machine, check_monitoring, check_places
-from pingpongd.check_finding import Finding, failed, passed
+from pingpongd.check_finding import Finding, doubtful, failed, passed
 from pingpongd.check_patches import patch_findings
 from pingpongd.config import DaemonConfig
 
@@ -58,6 +58,8 @@ def findings(load: Callable[[], DaemonConfig]) -> Iterator[Finding]:
         f"instance {config.instance}, {len(config.groups)} groups, engine {config.engine}, model {config.model}",
     )
     yield passed("exactness", exactness_line(config))
+    if config.speculation.enabled:
+        yield speculation_finding(config)
     where = check_places.find_places(config, os.environ)
     yield from check_engine.engine_findings(config)
     yield from patch_findings(config)
@@ -80,6 +82,25 @@ def exactness_line(config: DaemonConfig) -> str:
         else "vLLM's own scheduler, so no overlap and no grid"
     )
     return f"{config.exactness}; cell of the grid: {cell}; kernels {kernels}batch-invariant; {scheduler}"
+
+
+def speculation_finding(config: DaemonConfig) -> Finding:
+    """Whether what is set of guessed tokens can come to anything."""
+    guessed = config.speculation
+    if config.engine != "vllm":
+        return doubtful("speculation", "the simulated engine guesses no tokens.", "Leave `[speculation]` out.")
+    if config.batch_invariant:
+        return doubtful(
+            "speculation", "batch-invariant engines guess no tokens.", "Leave `[speculation]` or `batch_invariant` out."
+        )
+    if config.exactness == "grid":
+        return doubtful(
+            "speculation",
+            'the default exactness "grid" rules guessed tokens out, so only chains that ask for "fast" have any.',
+            'Set `exactness = "fast"`, or submit with --exactness fast.',
+        )
+    kept = f"the last {guessed.runs} runs of each agent" if guessed.runs else "no earlier runs"
+    return passed("speculation", f"up to {guessed.tokens} tokens a step, from prompts and {kept}")
 
 
 def _newest(folder: Path) -> float | None:

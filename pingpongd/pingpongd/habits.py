@@ -52,7 +52,7 @@ class Habits:
         """An agent has written with guesses; nothing is learned from an answer without steps."""
         if counts.steps <= 0:
             return
-        seen = Pace(1.0 + counts.accepted / counts.steps, 1.0 + counts.drafted / counts.steps)
+        seen = pace(counts)
         key = _Key(chain, agent, model)
         before = self._paces.get(key, seen)
         self._paces[key] = Pace(_mean(before.tokens, seen.tokens), _mean(before.rows, seen.rows))
@@ -91,6 +91,12 @@ class Habits:
                 steps[at] = known.ms
                 outputs[at] = max(1, round(known.characters / CHARACTERS_PER_TOKEN))
         return msgspec.structs.replace(shape, steps=tuple(steps), outputs=tuple(outputs))
+
+
+def pace(counts: DraftCounts) -> Pace:
+    """What an answer's steps gave and took up."""
+    steps = max(1, counts.steps)
+    return Pace(1.0 + counts.accepted / steps, 1.0 + counts.drafted / steps)
 
 
 def _mean(before: float, latest: float) -> float:

@@ -28,7 +28,7 @@ from pingpongd.cost_model import CostModel, scaled
 from pingpongd.drift import Drift
 from pingpongd.engine_costs import EngineCosts
 from pingpongd.factors import Factors, Kind, kind_of
-from pingpongd.habits import Habits
+from pingpongd.habits import Habits, pace
 from pingpongd.hop_room import HopRoom
 from pingpongd.placement import Plan, place, predicted
 from pingpongd.shapes import CHARACTERS_PER_TOKEN, ChainShape, GroupView
@@ -256,18 +256,16 @@ class Planner:
         name = record.chain.name
         for index, (spec, agent) in enumerate(zip(record.chain.agents, record.agents, strict=True)):
             if spec.is_step:
-                took_ms = (agent.last_token_ns - record.ready_ns(index)) / 1e6
-                self._habits.learn_step(name, spec.name, took_ms, len(agent.output_ids))
+                self._habits.learn_step(name, spec.name, _step_ms(record, index), len(agent.output_ids))
             elif agent.drafts is not None:
                 self._habits.learn_pace(name, spec.name, spec.model or "", agent.drafts)
 
     def _hindsight_ms(self, run: _Run, prediction: Prediction) -> float:
-        """What would have been predicted had the lengths of the outputs been known."""
+        """What would have been predicted had it been known how much is written, and how guesses and steps go."""
         record = run.record
-        written = _written(record)
-        if written == record.shape.outputs or record.recovered:
+        shape = _as_it_went(record)
+        if shape == record.shape or record.recovered:
             return prediction.e2e_ms
-        shape = msgspec.structs.replace(record.shape, outputs=written)
         cost = run.model.predict(shape, prediction.placement, prediction.groups)
         return cost.prediction.e2e_ms * prediction.factor
 
@@ -276,7 +274,7 @@ class Planner:
         self._factors.learn(kind, prediction.placement, run.groups, ratio)
         if prediction.placement != "serial" or run.load or not steady:
             return
-        if len(run.groups) > 1 or record.shape.steps or record.shape.paces:
+        if len(run.groups) > 1 or record.shape.steps or any(agent.drafts is not None for agent in record.agents):
             return  # what takes longer may be another engine, a step, or guesses that were wrong
         (group,) = run.groups
         if self._drift(group, record.shape, kind).add(ratio) and group not in self.drifted:
@@ -314,6 +312,26 @@ def _written(record: ChainRecord) -> tuple[int, ...]:
     return tuple(
         -(-len(agent.output_ids) // CHARACTERS_PER_TOKEN) if record.shape.is_step(at) else len(agent.output_ids)
         for at, agent in enumerate(record.agents)
+    )
+
+
+def _step_ms(record: ChainRecord, index: int) -> float:
+    """What a step has taken, from what it read last on."""
+    return max(0.0, (record.agents[index].last_token_ns - record.ready_ns(index)) / 1e6)
+
+
+def _as_it_went(record: ChainRecord) -> ChainShape:
+    """A finished chain's shape with what nobody could know before."""
+    shape = record.shape
+    paces = tuple((1.0, 1.0) if agent.drafts is None else pace(agent.drafts) for agent in record.agents)
+    steps = tuple(
+        _step_ms(record, at) if shape.is_step(at) and not record.recovered else None for at in range(len(record.agents))
+    )
+    return msgspec.structs.replace(
+        shape,
+        outputs=_written(record),
+        paces=paces if any(one != (1.0, 1.0) for one in paces) else (),
+        steps=steps if shape.steps else (),
     )
 
 

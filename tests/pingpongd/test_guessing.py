@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+import structlog
 
 from chains_desk import LIMITS, FakeStore, Service, advance, chain_reading
 from engine_figures import H200
@@ -95,6 +96,17 @@ def test_predictions_of_a_known_chain_count_with_what_a_step_gave(service: Servi
     service.settle()
     after = service.result(service.submit(LINE, "serial")).predictions[0]
     assert after.decode_ms < 0.7 * before.decode_ms
+
+
+def test_a_chain_is_compared_with_what_its_guesses_would_have_had_it_predicted(service: Service) -> None:
+    found = []
+    for speculate in (False, True):
+        with structlog.testing.capture_logs() as logs:
+            service.submit(LINE, "serial", group="a", speculate=speculate, isolate=True)
+            service.settle()
+        found += [entry["predicted_ms"] for entry in logs if entry["event"] == "prediction"]
+    usual, guessed = found
+    assert guessed < 0.7 * usual, "nobody knew before that a step would give three tokens"
 
 
 def test_no_guesses_where_nobody_wants_them_or_the_engine_cannot(service: Service) -> None:

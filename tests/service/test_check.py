@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pingpongd import check_engine
-from pingpongd.check import check, findings
+from pingpongd.check import check, findings, speculation_finding
 from pingpongd.check_engine import Fault, first_closed, judge_extras, judge_model, judge_vllm
 from pingpongd.check_folders import Folder, judge_folder, judge_room, look_at
 from pingpongd.check_machine import devices_finding, judge_clock, judge_driver, judge_memlock, judge_shm, judge_slab
@@ -268,6 +268,21 @@ def test_units(shown: Mapping[str, str], level: str, says: str) -> None:
     if "ActiveState" in shown:
         shown = {"LoadState": "loaded", **shown}
     finding = judge_unit("pingpongd.service", shown)
+    assert finding.level == level
+    assert says in finding.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "level", "says"),
+    [
+        ({"engine": "vllm"}, "ok", "up to 8 tokens a step, from prompts and the last 4 runs"),
+        ({"engine": "vllm", "exactness": "grid"}, "warning", 'the default exactness "grid" rules'),
+        ({"engine": "vllm", "batch_invariant": True}, "warning", "batch-invariant engines guess no tokens"),
+        ({}, "warning", "the simulated engine guesses no tokens"),
+    ],
+)
+def test_guessed_tokens(keys: dict[str, object], level: str, says: str) -> None:
+    finding = speculation_finding(config(speculation={"enabled": True}, **keys))
     assert finding.level == level
     assert says in finding.text
 
