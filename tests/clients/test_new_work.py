@@ -24,8 +24,8 @@ from pingpong_client.explained_table import explained_lines
 from pingpong_client.guesses import guessed_words, seam_words, tokens_a_step
 from pingpong_client.live import agent_block, render
 from pingpong_client.progress import ChainProgress
-from pingpong_client.report import result_table
 from pingpong_client.rescoring import question
+from pingpong_client.result_table import result_table
 from timeline_samples import with_steps
 
 CHAIN = Chain(

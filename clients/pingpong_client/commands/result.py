@@ -8,7 +8,7 @@ from pingpong_client.client import finished
 from pingpong_client.commands.arguments import add_chain_id, add_json
 from pingpong_client.commands.context import Context
 from pingpong_client.following import ENDED_STATES
-from pingpong_client.report import result_table, texts
+from pingpong_client.result_table import result_table, texts
 
 HELP = "print the result of a chain, as far as there is one"
 

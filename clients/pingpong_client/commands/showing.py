@@ -8,7 +8,7 @@ from pingpong_client.client import AsyncClient, finished
 from pingpong_client.commands.context import Context
 from pingpong_client.live import AWAY, ChainView, LiveView, PlainView, SilentView, watch
 from pingpong_client.progress import ChainProgress
-from pingpong_client.report import result_table, texts
+from pingpong_client.result_table import result_table, texts
 from pingpong_client.table import clean
 
 
