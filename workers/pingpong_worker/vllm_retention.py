@@ -2,9 +2,10 @@
 
 vLLM's free blocks stand in one queue: what was used last goes to its end, what is allocated next comes from its front,
 and loses what it held. So fifty chains that nobody runs again push out the beginning of one that comes every minute.
-Here blocks that `prefix_retention.py` wants kept step out of that queue as they come to its front, into a second one
-beside it. They count as free all the while, so that nothing is admitted later or pre-empted sooner because of them, and
-where other blocks run out they are handed out after all, those worth least first.
+Here blocks that `prefix_retention.py` wants kept go into a second queue beside it when they are freed. They count as
+free all the while, so that nothing is admitted later or pre-empted sooner because of them, and where other blocks run
+out they are handed out after all, those worth least first. What comes to be wanted while it is free already, steps out
+as it comes to the front.
 
 Whose beginning is expected back is told by a mark (`vllm_marks.KEEP`) on each request of a session. It is taken note of
 where the request's blocks enter the cache. Blocks are known by vLLM's own hashes, which have the salt in them: what is
@@ -106,10 +107,12 @@ class KeptBlocks:
         """Kept blocks that are free. Its own count is not looked at: the pool's queue counts them."""
         self._by_hash: dict[bytes, Any] = {}
         """Blocks that stand aside."""
-        self._get, self._remove, self._reset = pool.get_new_blocks, self._queue.remove, pool.reset_prefix_cache
+        self._get, self._reset = pool.get_new_blocks, pool.reset_prefix_cache
+        self._remove, self._append = self._queue.remove, self._queue.append_n
         pool.get_new_blocks = self._get_new_blocks
         pool.reset_prefix_cache = self._reset_prefix_cache
         self._queue.remove = self._removed
+        self._queue.append_n = self._appended
 
     def __len__(self) -> int:
         """Free blocks that stand aside."""
@@ -193,6 +196,26 @@ class KeptBlocks:
         self._remove(block)
         self._queue.prepend_n([block])
         return True
+
+    def _appended(self, blocks: list[Any]) -> None:
+        """Blocks are free that hold something. Of a long prompt they are many, and a step waits for this."""
+        if not len(self._policy):
+            self._append(blocks)
+            return
+        kept, others = [], []
+        policy, by_hash, find = self._policy, self._by_hash, self._pool.cached_block_hash_to_block.get_one_block
+        for block in blocks:
+            key = block.block_hash
+            if key is not None and key in policy and find(key) is block:
+                if key in by_hash:
+                    self._let_go(key)
+                by_hash[key] = block
+                kept.append(block)
+            else:
+                others.append(block)
+        self._append(others)
+        self._aside.append_n(kept)
+        self._queue.num_free_blocks += len(kept)
 
     def _removed(self, block: Any) -> None:
         """A free block is taken into use: it was found in the cache."""

@@ -62,6 +62,7 @@ def pool_faults(parts: Any) -> Iterator[str]:
         (parts.queue, "__init__", ["self", "blocks"]),
         (parts.queue, "remove", ["self", "block"]),
         (parts.queue, "append", ["self", "block"]),
+        (parts.queue, "append_n", ["self", "blocks"]),
         (parts.queue, "prepend_n", ["self", "blocks"]),
         (parts.coordinator, "cache_blocks", ["self", "request", "num_computed_tokens"]),
     ):
@@ -79,6 +80,7 @@ def pool_faults(parts: Any) -> Iterator[str]:
         ),
         (parts.pool, "get_num_free_blocks", "self.free_block_queue.num_free_blocks", "counts other blocks as free"),
         (parts.pool, "touch", "self.free_block_queue.remove(", "takes a block that is found in another way"),
+        (parts.pool, "free_blocks", "self.free_block_queue.append_n(", "frees blocks in another way"),
         (parts.pool, "__init__", "self.cached_block_hash_to_block", "knows cached blocks in another way"),
         (parts.pool, "__init__", "self.hash_block_size", "hashes blocks of another size"),
         (parts.queue, "popleft_n", "self.fake_free_list_head.next_free_block", "takes blocks from another end"),
