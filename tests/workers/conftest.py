@@ -34,6 +34,7 @@ async def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
                 devices=["cpu:0"],
                 model=EMBEDDED_MODEL,
                 dtype="float32",
+                speculation_tokens=8,  # for tests that ask for guesses; others get none
                 engine_args={"max_model_len": 4096, "max_num_batched_tokens": 256},
                 slab_fd=-1,
                 control="",

@@ -25,7 +25,7 @@ _SOURCES: Final[tuple[Source, ...]] = ("run", "prompt", "answer")
 _ENDS: Final = (0, 1, 2, 3, 5, 8, 16, LONGEST)
 """Longest matches of the buckets that odds are kept in; 0 is the beginning of a run."""
 _PRIOR: Final[dict[Source, tuple[float, ...]]] = {
-    "run": (0.5, 0.3, 0.45, 0.6, 0.75, 0.85, 0.92, 0.97),
+    "run": (0.5, 0.7, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97),  # a match of one token has begun as the run did
     "prompt": (0.1, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.96),
     "answer": (0.1, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95),
 }

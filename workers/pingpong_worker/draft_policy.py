@@ -77,6 +77,7 @@ class StepTimes:
         if (plain := self._plain_seconds(decodes)) is None:
             return
         key = _size(guessed)
+        self._ratios = {size: one for size, one in self._ratios.items() if self._is_fresh(one)}
         before, count, _ = self._ratios.get(key, (self._guess(guessed), 0, 0))
         count = min(count + 1, _MEMORY)
         ratio = min(seconds / plain, _OUTLIER * before)
@@ -85,16 +86,18 @@ class StepTimes:
     def price(self, guessed: int) -> float:
         """A step with so many guessed tokens, as a multiple of a plain one."""
         known = self._ratios.get(_size(guessed))
-        if known is None or self._steps - known[2] > _STALE:
-            return self._guess(guessed)
-        return known[0]
+        return known[0] if known is not None and self._is_fresh(known) else self._guess(guessed)
 
     def _guess(self, guessed: int) -> float:
         """For sizes that were not seen: by the nearest that was, and what a row should cost."""
-        if not self._ratios:
+        fresh = [size for size, one in self._ratios.items() if self._is_fresh(one)]
+        if not fresh:
             return self._base + self._row * guessed
-        key = min(self._ratios, key=lambda one: abs(one - _size(guessed)))
-        return max(1.0, self._ratios[key][0] + self._row * (guessed - 2.0**key))
+        nearest = min(fresh, key=lambda size: abs(size - _size(guessed)))
+        return max(1.0, self._ratios[nearest][0] + self._row * (guessed - 2.0**nearest))
+
+    def _is_fresh(self, ratio: tuple[float, int, int]) -> bool:
+        return self._steps - ratio[2] <= _STALE
 
     def _plain_seconds(self, decodes: int) -> float | None:
         if not self._plain:

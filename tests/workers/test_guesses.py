@@ -1,0 +1,227 @@
+"""Guesses in a scheduler: which requests get them, when it waits, and what is told of them."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pingpong_bus.messages import DraftCounts, Sampling
+from pingpong_worker.config import WorkerConfig
+from pingpong_worker.vllm_draft_runner import faults
+from pingpong_worker.vllm_guesses import Guesses
+from pingpong_worker.vllm_guessing import counts_of, guessed_for, guesses, known_runs, refusal
+from pingpong_worker.vllm_handle import Handling
+from pingpong_worker.vllm_settings import GUESSING_GPU_WORKER, engine_arguments
+
+RUN = list(range(100, 160))
+
+
+def request(name: str, written: int = 20, *, max_tokens: int = 60, **mark: Any) -> SimpleNamespace:
+    """One that has written the first tokens of RUN, and computed all but the last."""
+    return SimpleNamespace(
+        request_id=name,
+        prompt_token_ids=[1, 2, 3],
+        num_prompt_tokens=3,
+        output_token_ids=RUN[:written],
+        num_output_tokens=written,
+        num_tokens=3 + written,
+        num_computed_tokens=2 + written,
+        num_output_placeholders=0,
+        max_tokens=max_tokens,
+        spec_token_ids=[],
+        sampling_params=SimpleNamespace(extra_args={"pingpong": mark}),
+    )
+
+
+def marked(name: str, written: int = 20, **more: Any) -> SimpleNamespace:
+    return request(name, written, drafts=[RUN], draft_tokens=6, **more)
+
+
+def output(guessed: dict[str, list[int]], *others: str) -> SimpleNamespace:
+    scheduled = {name: 1 + len(ids) for name, ids in guessed.items()} | dict.fromkeys(others, 1)
+    return SimpleNamespace(
+        scheduled_spec_decode_tokens={name: ids for name, ids in guessed.items() if ids},
+        num_scheduled_tokens=scheduled,
+        total_num_scheduled_tokens=sum(scheduled.values()),
+        scheduled_new_reqs=[],
+    )
+
+
+def prepare(guess: Guesses, *running: SimpleNamespace) -> bool:
+    return guess.prepare(running, {one.request_id: one for one in running})
+
+
+def write(one: SimpleNamespace, tokens: int) -> None:
+    one.output_token_ids = RUN[: one.num_output_tokens + tokens]
+    one.num_output_tokens += tokens
+    one.num_tokens += tokens
+    one.num_computed_tokens += tokens
+
+
+def test_only_what_is_marked_and_decodes_is_guessed_for() -> None:
+    guess = Guesses(ahead=False, on_cores=True)
+    plain, decode, prompt = request("plain"), marked("decode"), marked("prompt", 0)
+    prompt.num_computed_tokens = 1
+    assert not prepare(guess, decode, prompt)
+    assert decode.spec_token_ids == RUN[20:26]
+    assert prompt.spec_token_ids == []
+    assert not prepare(guess, plain)
+    assert plain.spec_token_ids == []
+
+
+def test_no_more_is_guessed_than_may_be_written() -> None:
+    guess = Guesses(ahead=False, on_cores=True)
+    one = marked("a", max_tokens=23)
+    prepare(guess, one)
+    assert one.spec_token_ids == RUN[20:22], "three are left, and one comes without a guess"
+    last = marked("b", max_tokens=21)
+    prepare(guess, last)
+    assert last.spec_token_ids == []
+
+
+def test_how_it_went_is_told_with_the_tokens() -> None:
+    guess = Guesses(ahead=False, on_cores=True)
+    one = marked("a")
+    prepare(guess, one)
+    step = output({"a": one.spec_token_ids})
+    guess.scheduled(step)
+    write(one, 5)  # four of six were right
+    result = SimpleNamespace(request_id="a", finish_reason=None, kv_transfer_params={"connector": 1})
+    guess.ended(step, {0: SimpleNamespace(outputs=[result])}, 1.0)
+    assert result.kv_transfer_params["connector"] == 1
+    assert counts_of(result) == DraftCounts(steps=21, drafted=6, accepted=4)
+    prepare(guess, one)
+    step = output({"a": one.spec_token_ids})
+    write(one, 7)
+    result = SimpleNamespace(request_id="a", finish_reason="stop", kv_transfer_params=None)
+    guess.ended(step, {0: SimpleNamespace(outputs=[result])}, 1.1)
+    assert counts_of(result) == DraftCounts(steps=22, drafted=12, accepted=10)
+    assert not guess._known, "it is let go of"
+
+
+def test_nothing_is_told_where_nothing_was_to_be_guessed() -> None:
+    for said in (None, {}, {"connector": 1}, "text"):
+        assert counts_of(SimpleNamespace(kv_transfer_params=said)) is None
+    assert counts_of(SimpleNamespace()) is None
+
+
+def test_an_engine_that_plans_ahead_waits_while_it_guesses_and_only_then() -> None:
+    guess = Guesses(ahead=True, on_cores=False)
+    one = marked("a")
+    one.num_computed_tokens, one.num_output_placeholders = 23, 1  # its next token is being computed
+    assert prepare(guess, one)
+    assert guess.waits
+    write(one, 1)
+    one.num_computed_tokens, one.num_output_placeholders = 23, 0
+    assert not prepare(guess, one)
+    step = output({"a": one.spec_token_ids})
+    guess.scheduled(step)
+    assert prepare(guess, one), "its guesses are being checked"
+    other = request("b")
+    other.num_output_placeholders, other.num_computed_tokens = 1, 23
+    guess.ended(step, {}, 1.0)
+    assert not prepare(guess, other), "who is not guessed for waits for nothing"
+
+
+def test_what_was_aborted_is_forgotten_and_what_was_preempted_is_not() -> None:
+    guess = Guesses(ahead=False, on_cores=True)
+    one, two = marked("a"), marked("b")
+    prepare(guess, one, two)
+    guess.prepare([], {"b": two})
+    assert set(guess._known) == {"b"}
+    guess.prepare([], {})
+    assert not guess._known
+
+
+def test_others_in_the_step_are_held_up_no_more_than_their_pace_allows() -> None:
+    guess = Guesses(ahead=False, on_cores=True)
+    one, other = marked("a"), request("b", itl_ratio=1.01)
+    prepare(guess, one, other)
+    assert one.spec_token_ids == []
+    other.sampling_params.extra_args["pingpong"]["itl_ratio"] = 2.0
+    prepare(guess, one, other)
+    assert one.spec_token_ids
+
+
+def config(*devices: str, **fields: Any) -> WorkerConfig:
+    settings = {"speculation_tokens": 8, **fields}
+    return WorkerConfig(name="w", devices=list(devices), slab_fd=-1, control="", bell="", supervisor_pid=0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("worker", "version", "words"),
+    [
+        (config("cpu:0"), (0, 32, 0), ""),
+        (config("cpu:0", speculation_tokens=0, decode_first=False), (0, 32, 0), ""),
+        (config("cuda:0"), (0, 24, 0), ""),
+        (config("cuda:0"), (0, 32, 0), "vLLM 0.32.0"),
+        (config("cpu:0", decode_first=False), (0, 32, 0), "decode-first"),
+        (config("cuda:0", batch_invariant=True), (0, 24, 0), "batch-invariant"),
+        (config("cuda:0", engine_args={"speculative_config": {"method": "ngram"}}), (0, 24, 0), "speculative_config"),
+        (config("cuda:0", engine_args={"pipeline_parallel_size": 2}), (0, 24, 0), "stages"),
+    ],
+)
+def test_an_engine_that_cannot_guess_says_why(worker: WorkerConfig, version: tuple[int, ...], words: str) -> None:
+    said = refusal(worker, version)
+    assert (words in said) if words else said == ""
+    assert guesses(worker, version) == (0 if words else worker.speculation_tokens)
+
+
+def test_engines_on_gpus_that_guess_have_our_worker() -> None:
+    made = engine_arguments(config("cuda:0"), "m", (0, 24, 0))
+    assert made["worker_cls"] == GUESSING_GPU_WORKER
+    assert "speculative_config" not in made
+    assert "worker_cls" not in engine_arguments(config("cuda:0", speculation_tokens=0), "m", (0, 24, 0))
+
+
+def test_seeds_and_grids_are_not_guessed_for() -> None:
+    assert guessed_for(Sampling(max_tokens=5), None)
+    assert guessed_for(Sampling(max_tokens=5, temperature=1.0), None)
+    assert not guessed_for(Sampling(max_tokens=5, temperature=1.0, seed=1), None)
+    assert not guessed_for(Sampling(max_tokens=5), 192)
+
+
+def test_marks_of_guesses_are_of_the_answer_alone() -> None:
+    handling = Handling(drafts=[[1, 2]], draft_tokens=8)
+    assert "drafts" not in handling.marks(append=True)["pingpong"]
+    assert handling.marks(decodes=True)["pingpong"]["drafts"] == [[1, 2]]
+    assert handling.marks(decodes=True)["pingpong"]["draft_tokens"] == 8
+    assert "drafts" not in Handling().marks(decodes=True)["pingpong"]
+
+
+def test_runs_of_another_vocabulary_are_left_out() -> None:
+    assert known_runs([[1, 2], [], [9, 10], [-1]], 10) == [[1, 2]]
+
+
+def test_another_model_runner_is_noticed() -> None:
+    class Runner:
+        def _prepare_inputs(self, scheduler_output: Any, counts: Any) -> Any:
+            return scheduler_output.scheduled_spec_decode_tokens
+
+        def _sample(self, logits: Any) -> Any:
+            return self.rejection_sampler(logits)  # type: ignore[attr-defined]
+
+        def _bookkeeping_sync(self) -> None: ...
+
+    class Scheduler:
+        def schedule(self, request: Any, token_budget: int) -> None:
+            while token_budget > 0:
+                request.spec_token_ids, request.num_tokens_with_spec  # noqa: B018
+
+        def update_from_output(self) -> None:
+            num_rejected = 0  # noqa: F841
+
+    assert list(faults(Runner, Scheduler)) == []
+    del Runner._bookkeeping_sync
+    assert "another way" in next(faults(Runner, Scheduler))
+    assert "num_rejected" in inspect.getsource(Scheduler.update_from_output)
+
+    class Old(Scheduler):
+        def schedule(self, request: Any, token_budget: int) -> None:
+            """Knows of no guesses."""
+
+    Runner._bookkeeping_sync = lambda self: None  # type: ignore[method-assign]
+    assert len(list(faults(Runner, Old))) == 2
