@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from pingpong_bus.chain import Chain, parse_chain
-from pingpong_bus.errors import EngineError, EngineLost, Overloaded, StoreError
+from pingpong_bus.errors import ChainFailed, EngineError, EngineLost, Overloaded, StoreError
 from pingpong_bus.messages import (
     PROTOCOL_VERSION,
     AbortHop,
@@ -40,9 +40,11 @@ from pingpong_bus.messages import (
 from pingpong_bus.slab import LogState, Slab
 from pingpong_bus.token_log import TokenLogReader, TokenLogWriter
 from pingpongd.chain_record import ChainRecord
+from pingpongd.chain_steps import StepTools
 from pingpongd.chains import Chains
 from pingpongd.config import GroupConfig, StoreConfig, parse_config
 from pingpongd.placement import GroupView, PrefixMemory
+from pingpongd.step_runner import StepWork
 from pingpongd.stored import AgentOutcome, EndedChain, Job, LiveChain
 from pingpongd.worker_handle import EndOrder
 
@@ -60,6 +62,8 @@ LIMITS = EngineLimits(
     overlap=True,
 )
 SLOTS = 7
+STEP_TURNS = 6
+"""Of the event loop, for steps to begin and to end."""
 OUTPUT = 3
 """Tokens that every agent writes."""
 
@@ -287,11 +291,43 @@ class FakeStore:
         return self.results.pop(chain, None) is not None and self.jobs.pop(chain) is not None
 
 
-def chain_reading(reads: list[set[int]], *, ids: bool = False, start: str = "first_token") -> Chain:
+class FakeRunner:
+    """Steps that end when a test says so."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, asyncio.Future[str]] = {}
+        """By chain and name."""
+        self.inputs: dict[str, str] = {}
+
+    def configure(self, calls: object) -> None:
+        pass
+
+    async def run(self, work: StepWork, began: Callable[[], None]) -> str:
+        name = f"{work.chain}/{work.spec.name}"
+        assert name not in self.running, "a step runs twice at a time"
+        began()
+        self.inputs[name] = work.text
+        self.running[name] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.running[name]
+        finally:
+            del self.running[name]
+
+    async def close(self) -> None:
+        pass
+
+
+def chain_reading(
+    reads: list[set[int]], *, ids: bool = False, start: str = "first_token", steps: frozenset[int] = frozenset()
+) -> Chain:
     agents: list[dict[str, Any]] = []
     for index, upstreams in enumerate(reads):
         agent: dict[str, Any] = {"name": f"a{index}", "max_tokens": 4}
-        if ids and not upstreams:
+        if index in steps:
+            text = "step " + " ".join(f"{{{{a{at}}}}}" for at in sorted(upstreams))
+            kind: dict[str, Any] = {"call": "x"} if index % 2 else {"extract": {"fenced": ""}}
+            agent = {"name": f"a{index}", "input": text, "max_chars": 16, **kind}
+        elif ids and not upstreams:
             agent["prompt_ids"] = [1, 2, 3]
         else:
             agent["prompt"] = "read " + " ".join(f"{{{{a{at}}}}}" for at in sorted(upstreams))
@@ -335,7 +371,9 @@ class Service:
         groups = [{"name": name, "devices": ["cpu:0"]} for name in self.names]
         keys = {"max_queued": 4, "restart": {"give_up_after": 1000}, "vllm": self.vllm}
         config = parse_config({"engine": "simulated", "groups": groups} | keys | self.more)
-        self.chains = Chains(config, self.slab, self.store, self.events.append)  # type: ignore[arg-type]
+        self.steps = FakeRunner()
+        tools = StepTools(self.steps)  # type: ignore[arg-type]
+        self.chains = Chains(config, self.slab, self.store, self.events.append, None, tools)  # type: ignore[arg-type]
         self.fleet = FakeFleet(self.names, self.slab)
         for worker, group in zip(self.fleet.workers.values(), config.groups, strict=False):
             worker.group, worker.limits = group, self.limits_of.get(group.model or "", self.limits)
@@ -361,6 +399,8 @@ class Service:
             found = action(*arguments)
             if asyncio.iscoroutine(found):
                 found = await found
+            for _ in range(STEP_TURNS if self.chains.runs.steps.running else 0):
+                await asyncio.sleep(0)
             await self.chains.settled()
             return found
 
@@ -413,6 +453,7 @@ class Service:
 
     def kill(self) -> None:
         """The daemon dies, and the next one takes up what it has left."""
+        self.runner.run(self.chains.end_steps())
         for record in self.chains.live():
             for agent in record.agents:
                 agent.stream = None
@@ -432,6 +473,14 @@ class Service:
                 while worker.reports:
                     self.deliver(worker)
                     busy = True
+            for name in list(self.steps.running):
+                self.end_step(name)
+                busy = True
+
+    def end_step(self, name: str, error: str = "") -> None:
+        """Let a step end, with its own name as its output, or with an error."""
+        future = self.steps.running[name]
+        self.run(future.set_exception, ChainFailed(error)) if error else self.run(future.set_result, name[-2:])
 
     def told(self, number: str) -> dict[str, list[int]]:
         """What a follower that was there all along has got of each agent."""

@@ -82,6 +82,11 @@ class ChainSteps:
         return self._tools.runner
 
     @property
+    def running(self) -> int:
+        """Steps that have begun and not ended."""
+        return len(self._tasks)
+
+    @property
     def bell(self) -> str:
         """The endpoint that rings for their logs; empty where none does."""
         publisher = self._tools.publisher

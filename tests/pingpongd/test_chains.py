@@ -40,7 +40,8 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self, ends: int, measured: bool) -> None:
         """With few ends, agents under which engines die come to run alone, and fail in the end. Hops are moved off
         groups that decode late where these were measured."""
-        self.service = Service(H200 if measured else None)
+        limits = msgspec.structs.replace(LIMITS, tokenizer="t")
+        self.service = Service(H200 if measured else None, limits, {"calls": {"x": {"command": ["true"]}}})
         self.service.give_up_after(ends)
 
     @precondition(lambda self: self.service.fleet.ready)
@@ -52,7 +53,9 @@ class AnyOrder(RuleBasedStateMachine):
         try:
             exactness = "fast" if mode == "overlap" else data.draw(st.sampled_from(["fast", "grid"]))
             priority = data.draw(st.integers(0, 1))
-            chain = chain_reading(reads, ids=ids, start=start)
+            steps = frozenset(data.draw(st.sets(st.integers(0, count - 1), max_size=count - 1)))
+            ids = ids and not steps
+            chain = chain_reading(reads, ids=ids, start=start, steps=steps)
             self.service.submit(chain, mode, priority=priority, exactness=exactness)
         except PingpongError:
             queued = self.service.chains.counts().get("queued", 0)
@@ -64,6 +67,12 @@ class AnyOrder(RuleBasedStateMachine):
         choices = [(w, hop) for w in self.service.fleet.workers.values() for hop in w.running.values()]
         worker, hop = data.draw(st.sampled_from(choices))
         advance(worker, hop, fails=fails)
+
+    @precondition(lambda self: self.service.steps.running)
+    @rule(data=st.data(), fails=st.sampled_from([False] * 9 + [True]))
+    def end_step(self, data: st.DataObject, fails: bool) -> None:
+        name = data.draw(st.sampled_from(list(self.service.steps.running)))
+        self.service.end_step(name, "it failed" if fails else "")
 
     @precondition(lambda self: any(worker.reports for worker in self.service.fleet.workers.values()))
     @rule(data=st.data())
@@ -170,6 +179,11 @@ class AnyOrder(RuleBasedStateMachine):
         for number in service.submitted:
             result = service.store.results[number]
             for index, agent in enumerate(result.agents):
+                if agent.kind != "agent":
+                    if result.state == "finished":
+                        assert (agent.text, agent.output_tokens, agent.output_ids) == (f"a{index}", 2, [])
+                    assert all(hop.state != "running" for hop in agent.hops)
+                    continue
                 if result.state == "finished":
                     assert agent.output_ids == [index * 10 + at for at in range(OUTPUT)]
                     # The hops of the attempt that finished: each goes on where the one before has ended.
@@ -183,6 +197,60 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=40)
+
+MODELS = {
+    "models": {"large": {"model": "x"}},
+    "calls": {"x": {"command": ["true"]}},
+    "groups": [
+        {"name": "a", "devices": ["cpu:0"]},
+        {"name": "b", "devices": ["cpu:0"], "model": "large"},
+        {"name": "c", "devices": ["cpu:0"], "model": "large"},
+        {"name": "d", "devices": ["cpu:0"]},
+    ],
+}
+
+
+class AnyOrderOfModels(AnyOrder):
+    """The same with two models on two workers each."""
+
+    @initialize(ends=st.sampled_from([3, 1000]), alike=st.booleans())
+    def begin(self, ends: int, alike: bool) -> None:
+        """Tokenizers differ, or are alike. Nothing is measured: what is predicted hangs on the clock, and so would which
+        of four groups a hop runs on."""
+        limits = msgspec.structs.replace(LIMITS, tokenizer="t")
+        large = msgspec.structs.replace(limits, model="large model", tokenizer="t" if alike else "u")
+        more = MODELS | {"restart": {"give_up_after": ends}}
+        self.service = Service(None, limits, more, {"large": large}, "abcd")
+
+    @precondition(lambda self: len({worker.model for worker in self.service.fleet.ready}) == 2)
+    @rule(data=st.data(), mode=st.sampled_from(["auto", "serial", "ping-pong", "overlap"]))
+    def submit(self, data: st.DataObject, mode: str) -> None:
+        count = data.draw(st.integers(1, 4))
+        reads = [data.draw(st.sets(st.integers(0, at - 1), max_size=2)) if at else set() for at in range(count)]
+        steps = frozenset(data.draw(st.sets(st.integers(0, count - 1), max_size=count - 1)))
+        exactness = "fast" if mode == "overlap" else data.draw(st.sampled_from(["fast", "grid"]))
+        start = data.draw(st.sampled_from(["first_token", "immediate"]))
+        chain = chain_reading(reads, start=start, steps=steps)
+        agents = [
+            agent if agent.is_step or data.draw(st.booleans()) else msgspec.structs.replace(agent, model="large")
+            for agent in chain.agents
+        ]
+        try:
+            self.service.submit(msgspec.structs.replace(chain, agents=agents), mode, exactness=exactness)
+        except PingpongError:
+            queued = self.service.chains.counts().get("queued", 0)
+            assert queued >= 4, "refused without a reason"
+
+    @invariant()
+    def a_hop_runs_on_its_model(self) -> None:
+        for worker in self.service.fleet.workers.values() if hasattr(self, "service") else ():
+            for hop in worker.running.values():
+                assert hop.spec.match is not None
+                assert (hop.spec.match.agent.model or "") == worker.model
+
+
+TestAnyOrderOfModels = AnyOrderOfModels.TestCase
+TestAnyOrderOfModels.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 PAIR = [set[int](), {0}]
