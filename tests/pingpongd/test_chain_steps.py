@@ -1,0 +1,177 @@
+"""Steps of chains over workers and a store that a test plays: what they are given, keep and tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import pytest
+
+from chains_desk import LIMITS, Service, advance, chain_reading
+from pingpong_bus.chain import Chain, parse_chain
+from pingpong_bus.errors import StoreError
+from pingpong_bus.messages import HopText
+from pingpong_bus.slab import LogState
+from pingpong_bus.token_log import TokenLogReader
+from pingpongd.stored import AgentOutcome
+
+TRIO = [set[int](), {0}, {1}]
+"""An agent, a call that reads it, and an agent that reads that."""
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    limits = msgspec.structs.replace(LIMITS, tokenizer="t")
+    service = Service(None, limits, {"calls": {"x": {"command": ["true"]}}})
+    yield service
+    service.close()
+
+
+def trio() -> Chain:
+    return chain_reading(TRIO, steps=frozenset({1}))
+
+
+def write(service: Service, index: int, text: str = "") -> None:
+    """Let an agent write to its end, and say what its tokens mean."""
+    for worker in service.fleet.workers.values():
+        for number, hop in list(worker.running.items()):
+            while number.split("/")[1] == str(index) and number in worker.running:
+                if hop.step == 3 and text:
+                    worker.reports.append(HopText(hop=number, upto=1, text=text))
+                advance(worker, hop)
+        while worker.reports:
+            service.deliver(worker)
+
+
+def test_a_step_gets_the_text_of_what_it_reads(service: Service) -> None:
+    agents: list[dict[str, Any]] = [
+        {"name": "a", "prompt": "p", "max_tokens": 4, "strip": "think"},
+        {"name": "s", "input": "{{input.q}}: {{a}}{{a}}", "call": "x", "max_chars": 16},
+    ]
+    chain = parse_chain(json.dumps({"name": "c", "inputs": {"q": "{{x}}"}, "agents": agents}).encode())
+    number = service.submit(chain, "serial")
+    write(service, 0, "<think>no</think> yes")
+    assert service.steps.inputs == {f"{number}/s": "{{x}}: yesyes"}
+    assert service.record(number).agents[1].waits_for == ""
+    service.settle()
+    assert service.result(number).agents[1].text == "/s"
+
+
+def test_its_log_is_whole_when_it_is_seen_at_all(service: Service) -> None:
+    number = service.submit(trio(), "ping-pong")
+    write(service, 0)
+    stream = service.record(number).agents[1].stream
+    assert stream is not None
+    assert TokenLogReader(service.slab, stream).peek() == (0, LogState.OPEN)
+    service.end_step(f"{number}/a1")
+    view = TokenLogReader(service.slab, stream).read()
+    assert (view.ids, view.state, view.finish_reason) == (list(map(ord, "a1")), LogState.CLOSED, "stop")
+
+
+def test_a_call_is_on_disk_before_anyone_reads_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Future[None]] = []
+
+    def keep(chain: str, index: int, outcome: AgentOutcome) -> Future[None]:
+        kept.append(Future())
+        return kept[-1]
+
+    number = service.submit(trio(), "ping-pong")
+    write(service, 0)
+    stream = service.record(number).agents[1].stream
+    assert stream is not None
+    monkeypatch.setattr(service.store, "agent_finished", keep)
+    service.end_step(f"{number}/a1")
+    assert TokenLogReader(service.slab, stream).peek() == (0, LogState.OPEN)
+    service.run(kept[0].set_result, None)
+    assert TokenLogReader(service.slab, stream).peek() == (2, LogState.CLOSED)
+
+
+def test_a_disk_that_takes_nothing_holds_no_chain_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(chain: str, index: int, outcome: AgentOutcome) -> Future[None]:
+        found: Future[None] = Future()
+        found.set_exception(StoreError("the disk is full."))
+        return found
+
+    monkeypatch.setattr(service.store, "agent_finished", keep)
+    number = service.submit(trio(), "ping-pong")
+    service.settle()
+    assert service.result(number).state == "finished"
+
+
+def test_a_finished_step_is_not_done_again_after_a_restart(service: Service) -> None:
+    number = service.submit(trio(), "serial")
+    write(service, 0)
+    service.end_step(f"{number}/a1")
+    service.kill()
+    assert not service.steps.running
+    service.settle()
+    result = service.result(number)
+    assert (result.state, result.agents[1].text, result.agents[1].output_tokens) == ("finished", "a1", 2)
+    assert not service.steps.inputs
+
+
+def test_a_call_under_way_at_the_daemons_end_is_made_again_and_this_is_said(service: Service) -> None:
+    number = service.submit(trio(), "serial")
+    write(service, 0)
+    assert service.steps.running
+    service.kill()
+    assert list(service.steps.running) == [f"{number}/a1"]
+    (entry,) = service.result(number).agents[1].resumed
+    assert "may have been running" in entry.why
+    service.settle()
+    assert service.result(number).state == "finished"
+
+
+def test_an_extract_step_under_way_is_done_again_without_a_word(service: Service) -> None:
+    number = service.submit(chain_reading([set(), set(), {0, 1}], steps=frozenset({2})), "serial")
+    write(service, 0)
+    write(service, 1)
+    service.kill()
+    service.settle()
+    assert service.result(number).agents[2].resumed == []
+
+
+def test_a_failure_names_the_step(service: Service) -> None:
+    number = service.submit(trio(), "ping-pong")
+    write(service, 0)
+    service.end_step(f"{number}/a1", "it broke")
+    service.settle()
+    result = service.result(number)
+    assert (result.state, result.error) == ("failed", 'step "a1": it broke')
+    assert [agent.state for agent in result.agents] == ["finished", "failed", "cancelled"]
+    assert [hop.state for hop in result.agents[1].hops] == ["failed"]
+
+
+def test_a_fault_of_ours_costs_this_chain_alone(service: Service) -> None:
+    number = service.submit(trio(), "serial")
+    write(service, 0)
+    service.run(service.steps.running[f"{number}/a1"].set_exception, KeyError("oops"))
+    assert "a fault in the daemon" in service.result(number).error
+    other = service.submit(trio(), "serial")
+    service.settle()
+    assert service.result(other).state == "finished"
+
+
+def test_an_output_that_is_too_long_for_a_log_fails_the_chain(service: Service) -> None:
+    number = service.submit(trio(), "serial")
+    write(service, 0)
+    service.run(service.steps.running[f"{number}/a1"].set_result, "x" * 17)
+    assert "cannot be passed on" in service.result(number).error
+
+
+def test_half_a_surrogate_pair_is_replaced(service: Service) -> None:
+    number = service.submit(trio(), "serial")
+    write(service, 0)
+    service.run(service.steps.running[f"{number}/a1"].set_result, "\ud83d\ude00\ud800")
+    assert service.record(number).agents[1].text == ["😀�"]
+
+
+def test_a_call_that_is_not_allowed_any_more_keeps_its_chain_waiting(service: Service) -> None:
+    number = service.submit(trio(), "serial")
+    service.more = {}
+    service.kill()
+    assert 'no call "x"' in service.result(number).why
+    assert service.result(number).state == "queued"
