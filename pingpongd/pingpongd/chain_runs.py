@@ -460,7 +460,7 @@ class ChainRuns:
         assert record.plan is not None  # noqa: S101 - made at its start
         group, name = record.agents[index].worker, record.chain.agents[index].name
         for agent, worker in zip(record.agents, new.groups, strict=True):
-            agent.worker = worker
+            agent.worker = worker or agent.worker  # steps have no group
         late = self.mover.lateness(group)
         why = f'{record.plan.why}; "{name}" on {new.groups[index]}, not {group}: {late}'
         record.plan, record.rerouted = msgspec.structs.replace(record.plan, why=why), True

@@ -373,7 +373,7 @@ class HopRoom:
         if not views:
             tokens = _full_length(record, index)
             views = [view for view in self.groups() if self._may_run(record, index, view.name, tokens)]
-        reads = record.state.upstreams
+        reads = record.state.sources  # what it reads through steps is near, too
         near = [at for at in range(len(reads)) if at in reads[index] or index in reads[at]]
         beside = frozenset(record.agents[at].worker for at in near if record.state.phases[at] in LIVE)
         other = replacement(views, beside, join=record.state.placement == "overlap")

@@ -207,7 +207,7 @@ class Mover:
     ) -> LateHop | None:
         """None where nothing can be predicted of it, or nobody could take it."""
         series_end = self._planner.series_end_ns(record, index)
-        readers = [at for at, reads in enumerate(record.state.upstreams) if index in reads]
+        readers = [at for at, reads in enumerate(record.state.sources) if index in reads]
         # Where nothing holds a reader back it would slow the decoding.
         beside = {record.agents[at].worker for at in readers if record.state.phases[at] in LIVE}
         held = {
