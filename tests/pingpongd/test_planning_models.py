@@ -197,6 +197,17 @@ def test_a_chain_whose_step_runs_is_walked_to_its_end() -> None:
     assert beside.predict(shape(["", "", ""]), "serial", ("b",) * 3).prediction.e2e_ms > 0
 
 
+def test_the_rest_of_a_chain_leaves_steps_without_a_group() -> None:
+    begun = AgentProgress("a", Stage.WRITING, 4096, 3)
+    chain = RunningChain(shape(["", None, ""]), "ping-pong", (begun, AgentProgress(""), AgentProgress("a")))
+    found = replan(chain, [1, 2], "ping-pong", [group("b"), group("c")], CostModel([group(name) for name in "abc"]))
+    assert found is not None
+    assert (found.placement, found.groups) == ("ping-pong", ("a", "", "b"))
+    found = replan(chain, [1, 2], "serial", [group("b")], CostModel([group(name) for name in "ab"]))
+    assert found is not None
+    assert found.groups == ("a", "", "b")
+
+
 def test_many_steps_in_a_row_cost_no_more_than_their_number() -> None:
     count = 240
     reads = [(), (0,), *((at - 1, at - 2) for at in range(2, count - 1)), (count - 2,)]
