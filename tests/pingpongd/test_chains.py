@@ -215,8 +215,8 @@ class AnyOrderOfModels(AnyOrder):
 
     @initialize(ends=st.sampled_from([3, 1000]), alike=st.booleans())
     def begin(self, ends: int, alike: bool) -> None:
-        """Tokenizers differ, or are alike. Nothing is measured: what is predicted hangs on the clock, and so would which
-        of four groups a hop runs on."""
+        """Tokenizers differ, or are alike. Nothing is measured: what is predicted hangs on the clock, and so would the
+        group that a hop runs on."""
         limits = msgspec.structs.replace(LIMITS, tokenizer="t")
         large = msgspec.structs.replace(limits, model="large model", tokenizer="t" if alike else "u")
         more = MODELS | {"restart": {"give_up_after": ends}}
