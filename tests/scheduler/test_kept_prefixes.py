@@ -208,6 +208,22 @@ def test_any_order_of_use_leaves_every_block_in_its_place() -> None:
     assert saved > 500, "or nothing was ever kept that others would have taken"
 
 
+@pytest.mark.parametrize(
+    ("part", "replacement"),
+    [
+        ("_removed", lambda self, block: self._remove(block)),
+        ("_make_room", lambda self, blocks: None),
+        ("_is_kept", lambda self, block: block.block_hash in self.policy),
+    ],
+)
+def test_what_is_broken_is_found(monkeypatch: pytest.MonkeyPatch, part: str, replacement: Any) -> None:
+    from pingpong_worker.vllm_retention import KeptBlocks
+
+    monkeypatch.setattr(KeptBlocks, part, replacement)
+    with pytest.raises((AssertionError, RuntimeError, AttributeError)):
+        test_any_order_of_use_leaves_every_block_in_its_place()
+
+
 def _take(pool: Any, kept: Any, hashes: list[bytes], open_: list[list[Any]]) -> int:
     blocks: list[Any] = []
     for one in hashes:

@@ -1,6 +1,6 @@
 """Host memory behind a GPU engine's prefix cache, by vLLM's own offloading (its "native" backend).
 
-vLLM copies blocks to pinned host memory as they are computed, and back where a prompt begins with them and the device
+vLLM copies blocks of what runs to pinned host memory, and back where a prompt begins with them and the device
 has them no more. Left alone it copies every prompt; by `max_offload_tokens` of a request it copies a beginning, and so
 only what is expected to come again goes there: chains that come once neither cost the copies nor push others out.
 
