@@ -44,7 +44,8 @@ def text_prompts(chain: Chain, reads: Reads, tokenizers: Sequence[str | None]) -
     """
     found = []
     for index, agent in enumerate(chain.agents):
-        if agent.is_step or not (why := why_text(chain, index, reads[index], tokenizers)):
+        why = "a step takes text" if agent.is_step else why_text(chain, index, reads[index], tokenizers)
+        if not why:
             continue
         if agent.prompt_ids is not None:
             raise ChainError(
@@ -52,7 +53,7 @@ def text_prompts(chain: Chain, reads: Reads, tokenizers: Sequence[str | None]) -
                 field=f"agents[{index}].prompt_ids",
                 hint="Write it as raw_prompt, or as prompt or messages.",
             )
-        if tokenizers[index] is None:
+        if tokenizers[index] is None and not agent.is_step:
             raise ChainError(
                 f"its model has no tokenizer, and {why}.",
                 field=f"agents[{index}].model",
@@ -66,7 +67,8 @@ def text_prompts(chain: Chain, reads: Reads, tokenizers: Sequence[str | None]) -
                     field=f"agents[{index}]",
                     hint=f'Let a model with a tokenizer run "{name}".',
                 )
-        found.append(index)
+        if not agent.is_step:
+            found.append(index)
     return found
 
 

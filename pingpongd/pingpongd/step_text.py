@@ -16,4 +16,6 @@ def step_text(record: ChainRecord, index: int) -> str:
 def read_text(record: ChainRecord, index: int) -> str:
     """An agent's output as others read it: without the blocks that it is stripped of."""
     text = "".join(record.agents[index].text)
-    return text if record.chain.agents[index].strip is None else without_blocks(text)
+    if record.chain.agents[index].strip is None:
+        return text
+    return without_blocks(text, inside=record.prepared[index].thinking)

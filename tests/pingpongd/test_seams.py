@@ -126,3 +126,12 @@ def test_what_a_user_is_told() -> None:
     assert why_text(found, 1, [0], ["t", "t"]) == 'it asks for "join": "text"'
     assert why_text(found, 1, [0], ["t", "u"]) == '"w" is written by a model of another tokenizer'
     assert why_text(found, 0, [], ["t", "u"]) == ""
+
+
+def test_a_step_cannot_read_what_is_no_text() -> None:
+    agents = [{"name": "a", "prompt_ids": [1]}, {"name": "s", "input": "{{a}}", "extract": {"fenced": ""}}]
+    chain = parse_chain(json.dumps({"name": "c", "agents": agents}).encode())
+    with pytest.raises(ChainError, match='the model of "a" has no tokenizer.*a step takes text') as caught:
+        text_prompts(chain, [[], [0]], [None, None])
+    assert caught.value.field == "agents[1]"
+    assert text_prompts(chain, [[], [0]], ["t", None]) == []
