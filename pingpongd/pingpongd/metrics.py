@@ -108,10 +108,22 @@ class Metrics:
             "seam_rollbacks", "Times that ids of such a prompt were computed and turned out otherwise.", "worker"
         )
         self._taken_back = self._counter("seam_taken_back_tokens", "Ids that were computed in vain by that.", "worker")
+        self._of_texts = (
+            self._draft_steps,
+            self._drafted,
+            self._guessed,
+            self._joined,
+            self._rollbacks,
+            self._taken_back,
+        )
         self._steps = self._counter("chain_steps", "Steps between agents that have ended.", "kind", "state")
         self._step_time = self._histogram(
             "chain_step_time_seconds", "What steps between agents took that have finished.", FIRST_TOKEN_BUCKETS, "kind"
         )
+        for kind in ("extract", "call"):
+            self._step_time.labels(kind)
+            for state in ("finished", "failed", "cancelled"):
+                self._steps.labels(kind, state)
         self._lost = self._counter("hops_lost", "Hops that a dying engine took along.", "worker")
         self._moved = self._counter("hops_moved", "Hops that were moved off a degraded group.", "worker")
         self._jitter = self._counter(
@@ -204,7 +216,7 @@ class Metrics:
                 self._episodes[name] = 0
                 for cause in _CAUSES:
                     self._jitter.labels(name, cause)  # so that the first episode is seen as a change, from 0
-                for counter in (self._lost, self._moved, self._generated, self._prompt):
+                for counter in (self._lost, self._moved, self._generated, self._prompt, *self._of_texts):
                     counter.labels(name)
             fresh = health.episodes - self._episodes[name]
             if fresh > 0:

@@ -16,7 +16,7 @@ import psutil
 
 from daemon_process import HANG_SECONDS, DaemonProcess, StartDaemon, simulated_config, until
 from otlp_receiver import Receiver
-from pingpong_bus.chain import Agent, Chain
+from pingpong_bus.chain import Agent, Chain, Extract
 from pingpong_bus.messages import SubmitOptions
 from prometheus_process import Prometheus, free_port
 
@@ -25,8 +25,12 @@ CHAIN = Chain(
     name="tips",
     agents=[
         Agent(name="adviser", raw_prompt="say something of some length", max_tokens=60, ignore_eos=True),
+        Agent(name="start", input="{{adviser}}", extract=Extract(regex="(?s).{1,20}"), max_chars=20),
         Agent(
-            name="editor", raw_prompt="a text that goes before: {{adviser}} and behind", max_tokens=40, ignore_eos=True
+            name="editor",
+            raw_prompt="a text that goes before: {{adviser}} and {{start}} behind",
+            max_tokens=40,
+            ignore_eos=True,
         ),
     ],
 )
