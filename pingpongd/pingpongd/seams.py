@@ -22,8 +22,10 @@ from pingpong_bus.messages import OutputSource, PreparedAgent, TokenizerSource
 from pingpong_bus.references import expanded_length
 
 MORE_IDS = 1.5
-"""Ids that a text is counted with for each id that a model of another tokenizer wrote. Vocabularies of 32 and 200
-thousand entries differ by less on prose and code in the scripts that both were made for."""
+"""Ids that a text is counted with for each id that a model of another tokenizer wrote. Of 400 pieces of English prose
+and 400 of Python, of 1,000 characters each, 99 in 100 came to at most 1.48 times as many ids from any to any of the
+tokenizers of SmolLM2, SmolLM2 cut to 20,000 ids, Mistral v1 and Tekken. In scripts that one of two was not made for, it
+is up to six times."""
 CHARACTERS_AN_ID = 2
 """Characters of a step's output that are counted as one id: prose has four, digits and scripts without spaces one."""
 
