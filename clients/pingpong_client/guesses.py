@@ -49,6 +49,11 @@ def is_step(agent: AgentResult) -> bool:
     return agent.kind != "agent"
 
 
+def model_label(agent: AgentResult) -> str:
+    """The model that ran it: of one that is a folder, the folder's own name."""
+    return agent.model.rstrip("/").rpartition("/")[2] if agent.model.startswith("/") else agent.model
+
+
 def several_models(agents: Iterable[AgentResult]) -> bool:
     """Whether they were run by more than one model."""
     return len({agent.model for agent in agents if agent.model}) > 1

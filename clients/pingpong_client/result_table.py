@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from pingpong_bus.messages import AgentResult, ChainResult
 from pingpong_client.certificate_table import level_words
-from pingpong_client.guesses import all_drafts, guessed_words, is_step, seam_words, several_models, tokens_a_step
+from pingpong_client.guesses import (
+    all_drafts,
+    guessed_words,
+    is_step,
+    model_label,
+    seam_words,
+    several_models,
+    tokens_a_step,
+)
 from pingpong_client.live import agent_block
 from pingpong_client.table import clean, format_table, milliseconds, number
 
@@ -29,7 +37,7 @@ def result_table(result: ChainResult, width: int | None = None) -> list[str]:
     agents = result.agents
     cells: dict[str, list[str]] = {
         "agent": [agent.name for agent in agents],
-        "model": [agent.model or "-" for agent in agents] if several_models(agents) else [],
+        "model": [model_label(agent) or "-" for agent in agents] if several_models(agents) else [],
         "worker": [f"({agent.kind})" if is_step(agent) else agent.worker or "-" for agent in agents],
         "prompt": ["-" if is_step(agent) else number(agent.prompt_tokens) for agent in agents],
         "cached": ["-" if is_step(agent) else number(agent.cached_tokens) for agent in agents],

@@ -53,6 +53,16 @@ def test_the_table_of_a_result_has_models_steps_and_tokens_a_step() -> None:
     assert "15 of 30 guessed tokens were right, 1.60 tokens a step" in lines
 
 
+def test_a_model_in_a_folder_is_called_by_the_folders_name() -> None:
+    result = with_steps()
+    agents = [
+        msgspec.structs.replace(result.agents[0], model="/var/cache/models/small-instruct"),
+        msgspec.structs.replace(result.agents[3], model="org/large"),
+    ]
+    rows = [line.split()[1] for line in result_table(msgspec.structs.replace(result, agents=agents))]
+    assert rows[:3] == ["model", "small-instruct", "org/large"]
+
+
 def test_the_table_of_plain_chains_is_as_it_was() -> None:
     result = with_steps()
     plain = [msgspec.structs.replace(agent, drafts=None, seam=None, model="m") for agent in result.agents[::3]]
