@@ -28,10 +28,11 @@ from pingpongd.cost_model import CostModel, scaled
 from pingpongd.drift import Drift
 from pingpongd.engine_costs import EngineCosts
 from pingpongd.factors import Factors, Kind, kind_of
-from pingpongd.habits import Habits, pace
+from pingpongd.habits import Habits
+from pingpongd.hindsight import as_it_went, expected_tokens, ran_as_planned, ran_rerouted, step_ms
 from pingpongd.hop_room import HopRoom
 from pingpongd.placement import Plan, place, predicted
-from pingpongd.shapes import CHARACTERS_PER_TOKEN, ChainShape, GroupView
+from pingpongd.shapes import ChainShape, GroupView
 from pingpongd.speculation import speculates
 
 _log = structlog.get_logger()
@@ -165,7 +166,7 @@ class Planner:
         run, plan = self._runs.get(record.id), record.plan
         if run is None or plan is None or plan.predicted is None:
             return None
-        shape = msgspec.structs.replace(record.shape, outputs=_expected(record))
+        shape = msgspec.structs.replace(record.shape, outputs=expected_tokens(record))
         groups = _series_groups(plan) or _beside(shape, plan, index)
         ends = run.model.series_ends(shape, groups, run.done)
         factor = next((one.factor for one in plan.predictions if one.placement == "serial"), plan.predicted.factor)
@@ -188,8 +189,8 @@ class Planner:
             return
         actual_ms = (max(agent.last_token_ns for agent in record.agents) - run.started_ns) / 1e6
         expected_ms = self._hindsight_ms(run, prediction)
-        as_planned = _as_planned(record)
-        comparable = (as_planned or _rerouted(record)) and not run.disturbed and min(actual_ms, expected_ms) > 0
+        as_planned = ran_as_planned(record)
+        comparable = (as_planned or ran_rerouted(record)) and not run.disturbed and min(actual_ms, expected_ms) > 0
         _log.info(
             "prediction",
             chain=record.id,
@@ -256,15 +257,14 @@ class Planner:
         name = record.chain.name
         for index, (spec, agent) in enumerate(zip(record.chain.agents, record.agents, strict=True)):
             if spec.is_step:
-                self._habits.learn_step(name, spec.name, _step_ms(record, index), len(agent.output_ids))
+                self._habits.learn_step(name, spec.name, step_ms(record, index), len(agent.output_ids))
             elif agent.drafts is not None:
                 self._habits.learn_pace(name, spec.name, spec.model or "", agent.drafts)
 
     def _hindsight_ms(self, run: _Run, prediction: Prediction) -> float:
         """What would have been predicted had it been known how much is written, and how guesses and steps go."""
         record = run.record
-        shape = _as_it_went(record)
-        if shape == record.shape or record.recovered:
+        if record.recovered or (shape := as_it_went(record)) == record.shape:
             return prediction.e2e_ms
         cost = run.model.predict(shape, prediction.placement, prediction.groups)
         return cost.prediction.e2e_ms * prediction.factor
@@ -305,56 +305,3 @@ def _beside(shape: ChainShape, plan: Plan, index: int) -> tuple[str, ...]:
         if not shape.is_step(other):
             at.setdefault(shape.model(other), plan.groups[other])
     return tuple("" if shape.is_step(other) else at[shape.model(other)] for other in range(len(plan.groups)))
-
-
-def _written(record: ChainRecord) -> tuple[int, ...]:
-    """The tokens that each agent has written; of a step, about what its reader finds."""
-    return tuple(
-        -(-len(agent.output_ids) // CHARACTERS_PER_TOKEN) if record.shape.is_step(at) else len(agent.output_ids)
-        for at, agent in enumerate(record.agents)
-    )
-
-
-def _step_ms(record: ChainRecord, index: int) -> float:
-    """What a step has taken, from what it read last on."""
-    return max(0.0, (record.agents[index].last_token_ns - record.ready_ns(index)) / 1e6)
-
-
-def _as_it_went(record: ChainRecord) -> ChainShape:
-    """A finished chain's shape with what nobody could know before."""
-    shape = record.shape
-    paces = tuple((1.0, 1.0) if agent.drafts is None else pace(agent.drafts) for agent in record.agents)
-    steps = tuple(
-        _step_ms(record, at) if shape.is_step(at) and not record.recovered else None for at in range(len(record.agents))
-    )
-    return msgspec.structs.replace(
-        shape,
-        outputs=_written(record),
-        paces=paces if any(one != (1.0, 1.0) for one in paces) else (),
-        steps=steps if shape.steps else (),
-    )
-
-
-def _expected(record: ChainRecord) -> tuple[int, ...]:
-    """What each agent has written, of those that have ended, or may write."""
-    return tuple(
-        written if agent.finish_reason is not None else expected
-        for agent, written, expected in zip(record.agents, _written(record), record.shape.outputs, strict=True)
-    )
-
-
-def _as_planned(record: ChainRecord) -> bool:
-    """Whether a chain that has finished ran as it was predicted to: nothing was lost, moved or began anew."""
-    assert record.plan is not None  # noqa: S101 - it ran
-    clean = all(
-        agent.hops == 1 and not agent.resumed and not agent.losses and agent.worker == group
-        for at, (agent, group) in enumerate(zip(record.agents, record.plan.groups, strict=True))
-        if not record.shape.is_step(at)
-    )
-    return clean and not record.recovered and not record.state.moved
-
-
-def _rerouted(record: ChainRecord) -> bool:
-    """Whether it ran as planned but for what was done about groups whose tokens came late."""
-    clean = all(hop.state in ("moved", "finished") for agent in record.agents for hop in agent.entries)
-    return clean and record.rerouted and not record.recovered
