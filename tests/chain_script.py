@@ -87,7 +87,8 @@ class Script:
         agent = self.agents[name]
         entry = ResumeEntry(at_ms=3.0, tokens=len(agent.output_ids), worker="w0", why="died")
         self.change(name, resumed=[*agent.resumed, entry], state="waiting")
-        return self.event("agent_resumed", name, worker="w0", tokens=entry.tokens, why="died")
+        times = len(self.agents[name].resumed)
+        return self.event("agent_resumed", name, worker="w0", tokens=entry.tokens, why="died", times=times)
 
     def finish(self, name):
         agent = self.change(name, state="finished", finish_reason="stop", last_token_ms=4.0)

@@ -1303,8 +1303,8 @@ class ChainEvent(_Tagged, frozen=True):
     ``tokens``: ids, text, first_index and first_character (where they stand in the output), output_tokens.
     ``agent_finished``: finish_reason, output_tokens, total_ms; of a step output_tokens is 0, and there is characters.
     A step's ``tokens`` have text and no ids, and its ``opened`` no worker.
-    ``agent_resumed``: worker, tokens, why; it goes on, what it sent stays. ``agent_restarted``: why; what an earlier
-    attempt sent is void. ``ended``: state, error; the last event of a chain.
+    ``agent_resumed``: worker, tokens, why, times (so far); it goes on, what it sent stays. ``agent_restarted``: why;
+    what an earlier attempt sent is void. ``ended``: state, error; the last event of a chain.
     """
 
     chain: str

@@ -125,7 +125,12 @@ class Following:
                 return self._take_tokens(event, given)
             case "agent_resumed":
                 foretold, given.resume_foretold = given.resume_foretold, None
-                if foretold == (event.data.get("tokens"), event.data.get("why")):
+                times = event.data.get("times", 0)  # older daemons do not say
+                if times:
+                    known = times <= given.resumed
+                else:
+                    known = foretold == (event.data.get("tokens"), event.data.get("why"))
+                if known:
                     return []
                 given.lose_worker()
             case "agent_finished":

@@ -157,7 +157,8 @@ class ChainTeller:
         agent, spec = record.agents[index], record.chain.agents[index]
         agent.resumes_told, last = len(agent.resumed), agent.resumed[-1]
         _log.warning("call_repeated", chain=record.id, agent=spec.name, call=spec.call)
-        self.event(record, "agent_resumed", index, worker="", tokens=0, why=last.why)
+        times = agent.resumes_told
+        self.event(record, "agent_resumed", index, worker="", tokens=0, why=last.why, times=times)
 
     def agent_rerouted(self, record: ChainRecord, index: int, group: str, placement: Placement, late: str) -> None:
         """An agent runs elsewhere than on the group that it was planned for.
@@ -200,7 +201,8 @@ class ChainTeller:
         if len(agent.resumed) == agent.resumes_told:
             return
         agent.resumes_told, last = len(agent.resumed), agent.resumed[-1]
-        self.event(record, "agent_resumed", index, worker=agent.worker, tokens=last.tokens, why=last.why)
+        times = agent.resumes_told
+        self.event(record, "agent_resumed", index, worker=agent.worker, tokens=last.tokens, why=last.why, times=times)
         _log.info(
             "agent_resumed",
             chain=record.id,
