@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from pingpong_bus.messages import KeptPrefix, Literals, PreparedAgent
 from pingpongd import prefix_value
+from pingpongd.kept_prefixes import KeptPrefixes
 from pingpongd.prefix_memory import PrefixMemory
 from pingpongd.prefix_value import PrefixValue
 from pingpongd.shapes import chain_shape
@@ -141,3 +144,32 @@ def test_no_more_is_held_than_there_is_room(runs: list[tuple[int, int, float]], 
         assert memory._used == sum(sizes) <= 2000
         assert not memory._held.keys() & memory._kept.keys()
         assert len(memory.held) == len(memory._held) + len(memory._kept)
+
+
+def test_hops_are_told_but_for_what_shares_no_cache_and_what_text_may_change() -> None:
+    def record(*, isolate: bool = False, text: bool = False, model: str = "m") -> Any:
+        shape = SimpleNamespace(rungs=(rungs(("static", 640)), rungs(("step", 640))), grid=None)
+        agents = [SimpleNamespace(name="a", is_step=False), SimpleNamespace(name="s", is_step=True)]
+        return SimpleNamespace(
+            chain=SimpleNamespace(name="c", agents=agents),
+            job=SimpleNamespace(engine_model=lambda index: model),
+            options=SimpleNamespace(isolate=isolate),
+            prepared=[SimpleNamespace(text=text), SimpleNamespace(text=False)],
+            shape=shape,
+        )
+
+    prefixes = KeptPrefixes()
+    for _ in range(2):
+        prefixes.began(record(isolate=True))
+        prefixes.began(record(model="other"))
+    assert prefixes.of(record(), 0) is None
+    for _ in range(2):
+        prefixes.began(record())
+    kept = prefixes.of(record(), 0)
+    assert kept is not None
+    assert (kept.tokens, kept.reuse) == (640, pytest.approx(1.0, rel=0.01))
+    assert prefixes.of(record(), 1) is None, "a step has no prompt"
+    assert prefixes.of(record(isolate=True), 0) is None
+    as_text = prefixes.of(record(text=True), 0)
+    assert as_text is not None
+    assert as_text.tokens == 608
