@@ -22,6 +22,8 @@ _MOST_TOKENS = 1_000_000
 """That a hop is told of at most: they travel with its start."""
 _MOST_LOOKED_AT = 2000
 """Chains of the store, the latest, that are looked at after the daemon's start."""
+_MOST_READ = 256
+"""Of them, those whose results are read: each takes the event loop some milliseconds."""
 
 
 class EndedChains(Protocol):
@@ -108,7 +110,7 @@ class Guessing:
                 if result is None or not store.knows(entry.id):  # it was forgotten meanwhile
                     continue
                 taken += 1
-                if not self._take(result):
+                if not self._take(result) or taken >= _MOST_READ:
                     break
         except StoreError as error:  # no more than a slower start
             _log.warning("past_runs_unread", error=str(error))
