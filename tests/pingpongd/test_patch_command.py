@@ -255,6 +255,20 @@ def test_mode_is_kept_and_a_link_is_not_written_through(desk: Desk, tmp_path: Pa
     assert alone.stat().st_mode & 0o7777 == 0o640
 
 
+def test_files_that_an_installer_shares_with_its_cache_are_parted_from_it(desk: Desk, tmp_path: Path) -> None:
+    """As uv installs: a hard link for each file, RECORD included."""
+    before = tree(desk.site)
+    shared = {path: tmp_path / f"cache{at}" for at, path in enumerate(before)}
+    for path, cached in shared.items():
+        os.link(desk.site / path, cached)
+
+    desk.report("apply")
+
+    assert {path: cached.read_bytes() for path, cached in shared.items()} == before
+    desk.report("revert")
+    assert tree(desk.site) == before
+
+
 def test_a_folder_that_is_a_link_elsewhere_is_refused(desk: Desk, tmp_path: Path) -> None:
     (desk.site / "vllm/core").rename(tmp_path / "core")
     (desk.site / "vllm/core").symlink_to(tmp_path / "core")
