@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,8 +12,12 @@ import structlog
 from chains_desk import LIMITS, FakeStore, Service, advance, chain_reading
 from engine_figures import H200
 from pingpong_bus.errors import UsageError
-from pingpong_bus.messages import DraftCounts, HopSpec
+from pingpong_bus.messages import AgentResult, ChainResult, DraftCounts, HopSpec
+from pingpongd.config import StoreConfig, parse_config
+from pingpongd.guessing import Guessing
+from pingpongd.store import Store
 from pingpongd.stored import EndedChain
+from store_samples import job
 
 LINE = chain_reading([set(), {0}])
 ABLE = msgspec.structs.replace(LIMITS, speculation="chain")
@@ -168,3 +173,25 @@ def test_a_restart_takes_up_what_the_store_keeps(service: Service) -> None:
     for chain in (done, service.submitted[-1]):
         service.run(service.chains.forget, chain)
     assert service.chains.runs.guessing.size == 0
+
+
+def ended(chain: str, ids: list[int], *, state: str = "finished", kind: str = "agent") -> ChainResult:
+    agent = AgentResult(name="a", state="finished", output_ids=ids, model="m" if kind == "agent" else "", kind=kind)  # type: ignore[arg-type]
+    return ChainResult(id=chain, name="c", state=state, agents=[agent])  # type: ignore[arg-type]
+
+
+async def test_of_a_real_store_the_latest_runs_that_finished_are_taken_up(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "state", StoreConfig())
+    results = [ended(f"0000000{at}", [at, at + 1]) for at in range(5)]
+    results[3] = ended("00000003", [30], state="failed")
+    results[4] = ended("00000004", [40], kind="extract")
+    for number, result in enumerate(results, 1):
+        await store.add(result.id, job(number))
+        await store.ended(result.id, result, float(number))
+    await store.forget("00000002")
+    config = parse_config({"engine": "simulated", "groups": [{"name": "a", "devices": ["cpu:0"]}]} | ENABLED)
+    guessing = Guessing(config)
+    await guessing.take_up(store)
+    await store.close()
+    assert guessing._runs.of("c", "a", "m", 100) == [[1, 2], [0, 1]]
+    assert guessing._runs.of("c", "a", "", 100) == [], "a step has no model, and is not guessed for"
