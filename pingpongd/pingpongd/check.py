@@ -17,6 +17,7 @@ import msgspec
 
 from pingpong_bus.errors import ConfigError
 from pingpongd import check_engine, check_machine, check_monitoring, check_places
+from pingpongd.check_calls import call_findings
 from pingpongd.check_finding import Finding, doubtful, failed, passed
 from pingpongd.check_patches import patch_findings
 from pingpongd.config import DaemonConfig
@@ -60,6 +61,7 @@ def findings(load: Callable[[], DaemonConfig]) -> Iterator[Finding]:
     yield passed("exactness", exactness_line(config))
     if config.speculation.enabled:
         yield speculation_finding(config)
+    yield from call_findings(config, os.environ)
     where = check_places.find_places(config, os.environ)
     yield from check_engine.engine_findings(config)
     yield from patch_findings(config)

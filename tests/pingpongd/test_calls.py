@@ -9,6 +9,7 @@ import pytest
 from pingpong_bus.chain import parse_chain
 from pingpong_bus.errors import ChainError, ConfigError
 from pingpongd.calls import call_secrets, check_calls, resolve_calls
+from pingpongd.check_calls import call_findings
 from pingpongd.config import DaemonConfig, parse_config
 from pingpongd.redaction import redactor_of
 from pingpongd.reload import merge
@@ -93,3 +94,18 @@ def test_calls_can_be_changed_while_the_daemon_runs() -> None:
     reload = merge(config(), config(x={"command": ["x"]}))
     assert reload.changed == ["calls"]
     assert list(reload.config.calls) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("call", "level", "says"),
+    [
+        ({"command": ["sh", "-c", "true"]}, "ok", "x"),
+        ({"command": ["/nowhere/program"]}, "warning", "/nowhere/program"),
+        ({"url": "http://h/", "headers": {"A": "$NO_SUCH"}}, "error", "NO_SUCH"),
+    ],
+)
+def test_check_looks_for_programs_and_variables(call: dict[str, Any], level: str, says: str) -> None:
+    (finding,) = call_findings(config(x=call), {"PATH": "/usr/bin:/bin"})
+    assert finding.level == level
+    assert says in finding.text
+    assert not list(call_findings(config(), {}))
