@@ -100,7 +100,9 @@ class KvCheckingRunner:
         starts: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
             tokens = list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
-            self._rows[new.req_id] = _Row(tokens, len(new.prompt_token_ids), list(new.block_ids[0]))
+            # One that samples nothing is told with a token more, which is never computed.
+            prompt_tokens = len(new.prompt_token_ids) - (new.sampling_params.max_tokens == 0)
+            self._rows[new.req_id] = _Row(tokens, prompt_tokens, list(new.block_ids[0]))
             starts[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
         for name, blocks, computed in zip(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kv_checking_runner import STOP_IDS, VOCABULARY, reference
-from schedule_engine import LONGEST, make_request
+from schedule_engine import APPEND_TOKENS, LONGEST, make_request
 from schedule_world import Violation, World
 
 _WORDS = random.Random(7)
@@ -174,7 +174,7 @@ class Session(Actor):
         request = make_request(
             self._pending,
             self.prompt[: self._ends[self._turn]],
-            self.max_tokens if last else 1,
+            self.max_tokens if last else APPEND_TOKENS,
             mark=mark,
             stops=self.stops and last,
             salt=f"grid{self.grid}" if self.grid else None,
@@ -194,6 +194,8 @@ class Session(Actor):
             if output.finish_reason is not None:
                 self.finish(output.finish_reason)
         elif output.finish_reason is not None:
+            if len(output.new_token_ids) != APPEND_TOKENS:
+                raise Violation(f"{self.name}: an append gave {output.new_token_ids}")
             self.world.appends.pop(output.request_id, None)
             self._pending = None
 
@@ -218,7 +220,7 @@ class Stream(Actor):
         chunk = make_request(
             self.name,
             self._chunks[self._sent],
-            self.max_tokens if last else 1,
+            self.max_tokens if last else APPEND_TOKENS,
             mark=mark,
             stops=self.stops and last,
             resumable=True,
@@ -242,15 +244,31 @@ class Stream(Actor):
             return
         tokens = list(output.new_token_ids)
         appends = min(len(tokens), max(0, len(self._chunks) - 1 - self._samples))
+        if APPEND_TOKENS == 0:  # its end is its sign
+            ended = output.finish_reason is not None and self._samples < len(self._chunks) - 1
+            if ended and tokens:
+                raise Violation(f"{self.name}: an append gave {tokens}")
+            self._samples += 1 if ended else len(tokens)
+            if ended:
+                self._note_append()
+            self.got += tokens
+            if not ended and output.finish_reason is not None:
+                self.finish(output.finish_reason)
+            return
         self._samples += len(tokens)
-        if appends and self._samples >= self._sent:
-            self.world.appends.pop(self.name, None)
-        elif appends and self._sent < len(self._chunks):
-            self.world.appends[self.name] = self.world.steps
+        if appends:
+            self._note_append()
         self.got += tokens[appends:]
         # The last append's end is told as an end too, where the last chunk was queued behind it.
         if output.finish_reason is not None and self._samples >= len(self._chunks):
             self.finish(output.finish_reason)
+
+    def _note_append(self) -> None:
+        """An append is through; another may have been queued behind it."""
+        if self._samples >= self._sent:
+            self.world.appends.pop(self.name, None)
+        elif self._sent < len(self._chunks):
+            self.world.appends[self.name] = self.world.steps
 
 
 def make_crowd(world: World) -> list[Actor]:

@@ -26,9 +26,17 @@ from vllm.v1.structured_output import StructuredOutputManager
 import tiny_model
 from kv_checking_runner import STOP_IDS
 from pingpong_worker.step_ledger import StepLedger
+from pingpong_worker.vllm_abilities import (
+    APPEND_WITHOUT_SAMPLING,
+    IDLE_SESSIONS_GIVE_WAY,
+    PREFILL_PROGRESS,
+    installed_abilities,
+)
 from pingpong_worker.vllm_marks import KEEP_VARIABLE
 from pingpong_worker.vllm_scheduler import AsyncDecodeFirstScheduler, DecodeFirstScheduler
 
+ABILITIES = frozenset(installed_abilities())
+"""What patches have given the vLLM that is imported: they are used, as by an engine."""
 BLOCK = 16
 """Tokens of a KV block."""
 LONGEST = 640
@@ -45,7 +53,7 @@ class Setup:
     blocks: int
     graphs: tuple[int, ...]
     streaming: bool
-    """Streaming-input sessions take part: their blocks are reserved then, as nothing can be taken from them."""
+    """Streaming-input sessions take part: their blocks are reserved then, unless they give way."""
     keep: float = 0.0
     """The part of the blocks that beginnings of prompts may hold which are expected to come again."""
 
@@ -69,10 +77,10 @@ def setup_of(seed: int) -> Setup:
     """The sizes of a schedule's engine."""
     rng = random.Random(seed)
     streaming = rng.random() < 0.4
-    plenty = streaming or rng.random() < 0.4
+    plenty = (streaming and IDLE_SESSIONS_GIVE_WAY not in ABILITIES) or rng.random() < 0.4
     return Setup(
         asynchronous=seed % 2 == 1,
-        seats=16 if plenty else rng.choice((2, 3, 8)),
+        seats=16 if plenty or streaming else rng.choice((2, 3, 8)),  # which sessions hold as they wait
         budget=rng.choice((64, 96, 256)),
         blocks=4000 if plenty else LONGEST // BLOCK + rng.choice((2, 4, 60)),
         graphs=rng.choice(((), (1, 2, 4, 8, 16, 32, 64))),
@@ -127,6 +135,10 @@ def make_scheduler(setup: Setup, clock: Callable[[], float]) -> Any:
     return scheduler
 
 
+APPEND_TOKENS = 0 if APPEND_WITHOUT_SAMPLING in ABILITIES else 1
+"""`max_tokens` of an append."""
+
+
 def make_request(
     name: str,
     ids: Sequence[int],
@@ -146,6 +158,7 @@ def make_request(
         ignore_eos=True,
         detokenize=False,
         extra_args={"pingpong": mark} if mark is not None else None,
+        **({"prefill_progress": True} if PREFILL_PROGRESS in ABILITIES else {}),
     )
     if hasattr(params, "update_from_generation_config"):
         params.update_from_generation_config({}, 2)

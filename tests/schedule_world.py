@@ -128,6 +128,8 @@ class World:
         """That nothing is pre-empted before the appends are."""
         self.preempted += len(names)
         requests = self.scheduler.requests
+        # Idle sessions that give way are told to the runner as well: they lose nothing that runs.
+        names = {name for name in names if name in requests and requests[name].status == RequestStatus.PREEMPTED}
         left = [name for name in self.appends if name in requests and requests[name].status == RequestStatus.RUNNING]
         if left and names - set(self.appends):
             raise Violation(f"{names} were pre-empted, and appends {left} were not")
