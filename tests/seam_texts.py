@@ -187,6 +187,11 @@ def tekken() -> str:
 def variants(smol: str, mistral: str) -> dict[str, str]:
     """What other families do, over the vocabularies of two real ones."""
     vocabulary = json.loads(mistral)["model"]["vocab"]
+    words = {word for piece in vocabulary for word in (piece.strip("▁"), "##" + piece.strip("▁")) if word.strip("#")}
+    wordpiece = models.WordPiece(
+        {word: at for at, word in enumerate(["[UNK]", *sorted(words)])}, unk_token="[UNK]", max_input_chars_per_word=100
+    )
+    bert = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": True}
     unigram = models.Unigram([(piece, -float(at)) for piece, at in sorted(vocabulary.items(), key=lambda v: v[1])], 0)
     spaces = ["  ", "    ", "\n\n", "\n\n\n", "\t\t", "   "]
     added = [_added(text, 60_000 + at, normalized=at % 2 == 1) for at, text in enumerate(spaces)]
@@ -207,6 +212,11 @@ def variants(smol: str, mistral: str) -> dict[str, str]:
             added_tokens=[*json.loads(smol)["added_tokens"], *added],
         ),
         "unigram": changed(Tokenizer(unigram).to_str(), pre_tokenizer=metaspace),
+        "wordpiece, as BERT prepares it": changed(
+            Tokenizer(wordpiece).to_str(),
+            normalizer={**bert, "strip_accents": None},
+            pre_tokenizer={"type": "BertPreTokenizer"},
+        ),
         "sentencepiece, split at blanks": changed(mistral, normalizer=replaced, pre_tokenizer=gemma),
         "sentencepiece, as Llama 2 spells it": changed(mistral, normalizer=legacy, pre_tokenizer=None),
     }

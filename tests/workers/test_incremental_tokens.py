@@ -42,6 +42,7 @@ NAMES = [
     "split in three steps, as DeepSeek does",
     "digits, and added runs of blanks",
     "unigram",
+    "wordpiece, as BERT prepares it",
     "sentencepiece, split at blanks",
     "sentencepiece, as Llama 2 spells it",
 ]
@@ -246,6 +247,7 @@ def test_a_digest_tells_tokenizers_apart_by_what_ids_mean(definitions: dict[str,
 PATTERNS = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}]*[\p{Ll}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+",
+    r"(?i:'s|'t|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'ss|'k)|[ab]+?b|a{2,3}+|.",
     r"a(?=b)|ab(?!c)|b+c|[^\n]|\n",
     r"(?:ab|a)++c?|\w+\s|\W",
