@@ -302,6 +302,9 @@ class FakeRunner:
     def configure(self, calls: object) -> None:
         pass
 
+    def expect(self, steps: object) -> None:
+        pass
+
     async def run(self, work: StepWork, began: Callable[[], None]) -> str:
         name = f"{work.chain}/{work.spec.name}"
         assert name not in self.running, "a step runs twice at a time"

@@ -170,6 +170,7 @@ class ChainRuns:
                 agent.worker = group  # of a step, none
         record.started_ns = record.started_ns or time.monotonic_ns()
         self.prefixes.began(record)
+        self.steps.runner.expect(record.chain.agents)
         self.planner.began(record)
         self._listener.chain_started(record)
         self.tell.started(record)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import IO
 
 from pingpongd.process import Guard
 
@@ -111,18 +112,26 @@ class ChildProcess:
                 self._signal(signal.SIGKILL)
             for transport in self._transports:
                 transport.close()
+            # One that is closing, and has nothing left to write, must not be closed again.
+            if self._stdin is not None and (not self._stdin.is_closing() or self._stdin.get_write_buffer_size()):
+                self._stdin.abort()
         with suppress(TimeoutError):
             async with asyncio.timeout(_KILLED_S):
                 await self._exited.wait()
 
     async def _connect(self) -> None:
-        loop = asyncio.get_running_loop()
-        for pipe, stream in ((self._popen.stdout, self.stdout), (self._popen.stderr, self.stderr)):
-            if pipe is not None:
-                reading, _ = await loop.connect_read_pipe(_protocol_of(stream), pipe)
-                self._transports.append(reading)
-        self._stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._popen.stdin)
-        self._transports.append(self._stdin)
+        loop, popen = asyncio.get_running_loop(), self._popen
+        pipes: list[IO[bytes]] = [pipe for pipe in (popen.stdin, popen.stderr, popen.stdout) if pipe is not None]
+        try:
+            for pipe, stream in ((popen.stdout, self.stdout), (popen.stderr, self.stderr)):
+                if pipe is not None:
+                    pipes.pop()
+                    reading, _ = await loop.connect_read_pipe(_protocol_of(stream), pipe)
+                    self._transports.append(reading)
+            self._stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, pipes.pop())
+        finally:
+            for pipe in pipes:  # not reached; the others are their transports' to close
+                pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

@@ -48,6 +48,22 @@ class ExtractPool:
         self._limit_s = limit_s
         self._idle: list[ChildProcess] = []
         self._room = asyncio.Semaphore(_PROCESSES)
+        self._warming: asyncio.Task[None] | None = None
+
+    def warm(self) -> None:
+        """Have a process ready for a step that is to come; harmless where there is one."""
+        if self._warming is None and not self._idle and not self._room.locked():
+            self._warming = asyncio.create_task(self._warm(), name="extract process")
+
+    async def _warm(self) -> None:
+        try:
+            async with self._room:
+                if not self._idle:
+                    self._idle.append(await self._start())
+        except ChainFailed as error:  # the step will say so, where it meets the same
+            _log.warning("extract_process_ended", pid=None, reason=error.message)
+        finally:
+            self._warming = None
 
     async def run(self, spec: Extract, text: str) -> str:
         """What a step takes out of a text, `otherwise` where there is nothing.
@@ -65,6 +81,9 @@ class ExtractPool:
 
     async def close(self) -> None:
         """End the processes that wait; those that work are ended with their steps."""
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.wait({self._warming})
         idle, self._idle = self._idle, []
         for child in idle:
             await child.end()

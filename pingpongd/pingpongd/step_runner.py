@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -75,6 +75,11 @@ class StepRunner:
         self._redactor = Redactor(prompts=True, secrets=call_secrets(calls, self._environment))
         for name in self._waiting:
             self._let_in(name)
+
+    def expect(self, steps: Iterable[Agent]) -> None:
+        """Steps of a chain that has just begun: have ready what they take."""
+        if any(step.extract is not None for step in steps):
+            self._pool.warm()
 
     async def run(self, work: StepWork, began: Callable[[], None]) -> str:
         """Do a step, and return its output.

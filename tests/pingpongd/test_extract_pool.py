@@ -85,3 +85,24 @@ async def test_a_process_that_died_while_it_waited_is_replaced(pool: ExtractPool
         await asyncio.sleep(0.01)
     assert await pool.run(Extract(regex=r"\d+"), "n 2") == "2"
     assert pid not in _children()
+
+
+async def test_a_process_can_be_ready_before_the_first_step(pool: ExtractPool) -> None:
+    pool.warm()
+    pool.warm()
+    async with asyncio.timeout(30):
+        while not pool._idle:
+            await asyncio.sleep(0.01)
+    first = _children()
+    assert len(first) == 1
+    pool.warm()
+    assert await pool.run(Extract(regex=r"\d+"), "n 1") == "1"
+    assert _children() == first
+
+
+async def test_one_that_is_being_made_ready_is_ended_with_the_pool(pool: ExtractPool) -> None:
+    pool.warm()
+    while not _children():
+        await asyncio.sleep(0)
+    await pool.close()
+    assert not _children()
