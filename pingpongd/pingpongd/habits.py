@@ -15,8 +15,8 @@ import msgspec
 from pingpong_bus.messages import DraftCounts
 from pingpongd.shapes import CHARACTERS_PER_TOKEN, ChainShape
 
-WEIGHT = 0.3
-"""Of the latest run in the decayed means."""
+WEIGHT = 0.5
+"""Of the latest run in the decayed means: a chain goes otherwise once earlier runs of it are known."""
 _MOST = 4096
 """Agents and steps that are known, the latest."""
 
