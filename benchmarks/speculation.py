@@ -102,8 +102,10 @@ def _decode_ms(agent: Any) -> float:
 def render(runs: Sequence[SpeculationRun]) -> str:
     """Medians over the rounds, as Markdown; gains are medians of what each round has gained."""
     lines = [
-        "| chain | side | rounds | E2E ms | faster than plain | ms a token | tokens a step | right of guessed "
-        "| same ids |",
+        (
+            "| chain | side | rounds | E2E ms | faster than plain | ms a token | tokens a step | right of guessed "
+            "| same ids |"
+        ),
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     counted_runs = [run for run in runs if run.index > 0]
