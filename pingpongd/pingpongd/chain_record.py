@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
+import msgspec
+
 from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.messages import (
     AgentResult,
@@ -105,7 +107,9 @@ class ChainRecord:
             # What it was made from may have been lost: then it is void as well.
             if outcome is not None and all(at in kept for at in reads):
                 kept.append(index)
-                record.agents[index] = AgentRecord.restored(outcome, submitted_ns)
+                record.agents[index] = agent = AgentRecord.restored(outcome, submitted_ns)
+                if record.is_step(index):
+                    agent.output_ids = list(map(ord, outcome.text))
                 record.devices |= outcome.devices
             else:
                 agent = record.agents[index]
@@ -154,7 +158,9 @@ class ChainRecord:
 
     def outcome(self, index: int) -> AgentOutcome:
         """What the store keeps of an agent that has finished."""
-        return self.agents[index].outcome(self.submitted_ns, self.devices)
+        outcome = self.agents[index].outcome(self.submitted_ns, self.devices)
+        # A step's code points are its text, once more.
+        return msgspec.structs.replace(outcome, output_ids=[]) if self.is_step(index) else outcome
 
     @property
     def state_name(self) -> ChainStateName:

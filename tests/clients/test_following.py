@@ -166,3 +166,28 @@ def test_the_end_of_a_chain_with_agents_missing_asks_for_a_snapshot():
     assert following.stale
     assert [event.kind for event in following.take(daemon.snapshot())] == ["started", "ended"]
     assert following.take(daemon.snapshot()) == []
+
+
+def test_a_step_is_given_by_its_text() -> None:
+    given = Following("c", ["step"])
+    data = {"ids": [], "text": "ab", "first_index": 0, "first_character": 0, "output_tokens": 0}
+    tokens = ChainEvent(chain="c", kind="tokens", at_ms=1.0, agent="step", data=data)
+    end = ChainEvent(
+        chain="c",
+        kind="agent_finished",
+        at_ms=1.0,
+        agent="step",
+        data={"finish_reason": "stop", "output_tokens": 0, "characters": 2, "total_ms": 1.0},
+    )
+    assert [event.kind for event in given.take(tokens) + given.take(end)] == ["tokens", "agent_finished"]
+    lost = Following("c", ["step"])
+    assert lost.take(end) == []
+    assert lost.stale
+    step = AgentResult(
+        name="step", state="finished", kind="call", text="ab", output_tokens=2, finish_reason="stop", last_token_ms=1.0
+    )
+    found = lost.take(ChainResult(id="c", name="n", state="running", placement="serial", agents=[step]))
+    assert [(event.kind, event.data.get("text"), event.data.get("characters")) for event in found[1:]] == [
+        ("tokens", "ab", None),
+        ("agent_finished", None, 2),
+    ]

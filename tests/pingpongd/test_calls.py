@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pingpong_bus.chain import parse_chain
 from pingpong_bus.errors import ChainError, ConfigError
 from pingpongd.calls import call_secrets, check_calls, resolve_calls
 from pingpongd.check_calls import call_findings
-from pingpongd.config import DaemonConfig, parse_config
+from pingpongd.config import DaemonConfig, load_config, parse_config
 from pingpongd.redaction import redactor_of
 from pingpongd.reload import merge
 
@@ -109,3 +110,11 @@ def test_check_looks_for_programs_and_variables(call: dict[str, Any], level: str
     assert finding.level == level
     assert says in finding.text
     assert not list(call_findings(config(), {}))
+
+
+def test_the_example_is_valid_and_may_call_what_it_calls() -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    found = load_config(examples / "steps.toml")
+    chain = parse_chain((examples / "steps.json").read_bytes())
+    check_calls(chain, found.calls)
+    assert [agent.is_step for agent in chain.agents] == [False, True, True, False]

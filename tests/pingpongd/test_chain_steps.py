@@ -105,7 +105,9 @@ def test_a_finished_step_is_not_done_again_after_a_restart(service: Service) -> 
     number = service.submit(trio(), "serial")
     write(service, 0)
     service.end_step(f"{number}/a1")
+    assert service.store.outcomes[number][1].output_ids == []  # they are its text, once more
     service.kill()
+    assert service.record(number).agents[1].output_ids == list(map(ord, "a1"))
     assert not service.steps.running
     service.settle()
     result = service.result(number)
