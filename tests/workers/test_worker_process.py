@@ -40,6 +40,7 @@ from pingpong_bus.messages import (
     HopSpec,
     HopText,
     JoinedPrompt,
+    KeptPrefix,
     Literals,
     Loading,
     NextScored,
@@ -659,7 +660,9 @@ async def test_a_chain_that_cannot_be_prepared_is_answered(supervisor: Superviso
 
 
 class BrokenPrompts(SimulatedPrompts):
-    def prepare(self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int) -> list[PreparedAgent]:
+    def prepare(
+        self, chain: Chain, inputs: dict[str, str], limits_vocabulary: int, agents: Sequence[int] | None = None
+    ) -> list[PreparedAgent]:
         raise ZeroDivisionError("oops")
 
 
@@ -736,8 +739,10 @@ class DyingEngine(SimulatedEngine):
         kind: SessionKind | None = None,
         pace: DecodePace | None = None,
         grid: int | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+        keep: KeptPrefix | None = None,
     ) -> PrefixSession:
-        return DyingSession(self, session_id, cache_salt, pace, grid)
+        return DyingSession(self, session_id, cache_salt, pace, grid, keep)
 
     async def check(self) -> None:
         if self.dies:
