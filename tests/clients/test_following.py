@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chain_script import NAMES, Screen, Script, check
-from pingpong_bus.messages import AppendEntry
+from pingpong_bus.messages import AgentResult, AppendEntry, ChainEvent, ChainResult
 from pingpong_client.following import Following
 
 NAME = st.sampled_from(NAMES)
@@ -169,7 +169,7 @@ def test_the_end_of_a_chain_with_agents_missing_asks_for_a_snapshot():
 
 
 def test_a_step_is_given_by_its_text() -> None:
-    given = Following("c", ["step"])
+    following = Following("c", ["step"])
     data = {"ids": [], "text": "ab", "first_index": 0, "first_character": 0, "output_tokens": 0}
     tokens = ChainEvent(chain="c", kind="tokens", at_ms=1.0, agent="step", data=data)
     end = ChainEvent(
@@ -179,7 +179,7 @@ def test_a_step_is_given_by_its_text() -> None:
         agent="step",
         data={"finish_reason": "stop", "output_tokens": 0, "characters": 2, "total_ms": 1.0},
     )
-    assert [event.kind for event in given.take(tokens) + given.take(end)] == ["tokens", "agent_finished"]
+    assert [event.kind for event in following.take(tokens) + following.take(end)] == ["tokens", "agent_finished"]
     lost = Following("c", ["step"])
     assert lost.take(end) == []
     assert lost.stale
