@@ -94,6 +94,8 @@ class ChainSteps:
 
     def begin(self, record: ChainRecord, index: int) -> None:
         """Start a step; its end is applied to the chain in a later turn of the event loop."""
+        if self._closed:  # the daemon ends: it begins at the next start
+            return
         agent, now_ns = record.agents[index], time.monotonic_ns()
         agent.hops += 1
         agent.entries.append(HopRecord("", now_ns))
@@ -105,7 +107,7 @@ class ChainSteps:
         spec = record.chain.agents[index]
         if spec.call is not None:
             agent.waits_for = f'its turn at the call "{spec.call}"'
-        work = StepWork(record.id, spec, step_text(record, index))
+        work = StepWork(record.id, spec, _whole(step_text(record, index)))
         task = asyncio.create_task(self._run(record, index, work), name=f"step {record.id}/{spec.name}")
         self._tasks[record.id, index] = task
         task.add_done_callback(partial(self._over, record, index))
@@ -133,9 +135,7 @@ class ChainSteps:
             agent.opened_ns = agent.entries[-1].opened_ns = time.monotonic_ns()
             self._tell.event(record, "opened", index, agent.opened_ns, worker="", prompt_tokens=0)
 
-        text = await self.runner.run(work, began)
-        # Half a surrogate pair, which a chain file can hold, is no text that can be sent on.
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = _whole(await self.runner.run(work, began))
         now_ns = time.monotonic_ns()
         agent.output_ids, agent.text = list(map(ord, text)), [text] if text else []
         agent.first_token_ns = agent.last_token_ns = now_ns
@@ -184,3 +184,8 @@ class ChainSteps:
         agent.entries[-1].end(state, time.monotonic_ns(), 0, why)
         self._tell.step_failed(record, index, state, why)
         self._apply(record, Ended(index, state, f'step "{name}": {why}' if why else ""))
+
+
+def _whole(text: str) -> str:
+    """A text without halves of surrogate pairs: JSON can hold them, and they cannot be sent on."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -177,3 +177,25 @@ def test_a_call_that_is_not_allowed_any_more_keeps_its_chain_waiting(service: Se
     service.kill()
     assert 'no call "x"' in service.result(number).why
     assert service.result(number).state == "queued"
+
+
+def test_no_step_begins_while_the_daemon_ends(service: Service) -> None:
+    service.submit(trio(), "serial")
+    service.run(service.chains.end_steps)
+    write(service, 0)
+    assert not service.steps.running
+    service.kill()
+    service.settle()
+    assert not service.chains.live()
+
+
+def test_half_a_surrogate_pair_in_a_chain_is_replaced(service: Service) -> None:
+    agents: list[dict[str, Any]] = [
+        {"name": "a", "prompt": "p", "max_tokens": 4},
+        {"name": "s", "input": "x", "call": "x", "max_chars": 16},
+    ]
+    chain = parse_chain(json.dumps({"name": "c", "agents": agents}).encode())
+    half = msgspec.structs.replace(chain.agents[1], input="\ud800")
+    number = service.submit(msgspec.structs.replace(chain, agents=[chain.agents[0], half]), "ping-pong")
+    assert service.steps.inputs == {f"{number}/s": "\ufffd"}
+    service.settle()
