@@ -80,7 +80,9 @@ class _Exchange:
             self._connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
         else:
             self._connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
-        self._headers = {"Content-Type": "text/plain; charset=utf-8"} | dict(headers)
+        given = {name.lower() for name in headers}
+        plain = {} if "content-type" in given else {"Content-Type": "text/plain; charset=utf-8"}
+        self._headers = plain | dict(headers)
         self._body = text.encode()
         self._most = most_bytes
         self._timeout_s = timeout_s

@@ -143,7 +143,8 @@ class StepRunner:
         # The same in every attempt, of every start of the daemon: so that the other side can know a repetition.
         key = f"{work.chain}/{work.spec.name}"
         if call.url is not None:
-            headers = {"Idempotency-Key": f'"{key}"'} | call.headers
+            own = any(name.lower() == "idempotency-key" for name in call.headers)
+            headers = call.headers if own else {"Idempotency-Key": f'"{key}"'} | call.headers
             return await post(call.url, headers, work.text, timeout_s=call.timeout_s, most_bytes=most_bytes)
         return await run_command(
             call.command or [],

@@ -99,6 +99,12 @@ async def test_the_text_is_posted_and_the_body_is_the_answer(server: Server) -> 
     assert headers["X-Key"] == "k"
 
 
+async def test_headers_that_are_given_count(server: Server) -> None:
+    assert await ask(f"{server.url}/echo", "{}", headers={"content-type": "application/json"}) == "{}"
+    ((_, headers, _),) = server.seen
+    assert [value for name, value in headers.items() if name.lower() == "content-type"] == ["application/json"]
+
+
 async def test_its_charset_counts(server: Server) -> None:
     assert await ask(f"{server.url}/latin") == "é"
 
