@@ -23,6 +23,9 @@ class Server(ThreadingHTTPServer):
         self.seen: list[tuple[str, dict[str, str], bytes]] = []
         self.released = threading.Event()
 
+    def handle_error(self, *_: object) -> None:
+        """Who asked has hung up."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"

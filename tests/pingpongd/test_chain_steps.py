@@ -13,9 +13,10 @@ import pytest
 from chains_desk import LIMITS, Service, advance, chain_reading
 from pingpong_bus.chain import Chain, parse_chain
 from pingpong_bus.errors import StoreError
-from pingpong_bus.messages import HopText
+from pingpong_bus.messages import HopText, StreamRef
 from pingpong_bus.slab import LogState
 from pingpong_bus.token_log import TokenLogReader
+from pingpongd.chain_steps import StepTools
 from pingpongd.stored import AgentOutcome
 
 TRIO = [set[int](), {0}, {1}]
@@ -199,3 +200,34 @@ def test_half_a_surrogate_pair_in_a_chain_is_replaced(service: Service) -> None:
     number = service.submit(msgspec.structs.replace(chain, agents=[chain.agents[0], half]), "ping-pong")
     assert service.steps.inputs == {f"{number}/s": "\ufffd"}
     service.settle()
+
+
+class Bell:
+    """Keeps what a log looked like when it was rung for."""
+
+    endpoint = "ipc://steps"
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.heard: list[tuple[list[int], LogState, LogState]] = []
+
+    def ring(self, stream: StreamRef, first_index: int, ids: list[int], state: LogState) -> None:
+        assert first_index == 0
+        view = TokenLogReader(self.service.slab, stream).read()
+        assert view.ids == ids
+        self.heard.append((ids, state, view.state))
+
+
+def test_readers_know_the_bell_and_it_rings_after_the_commit(service: Service) -> None:
+    bell = Bell(service)
+    service.chains.runs.steps._tools = StepTools(service.steps, bell)  # type: ignore[arg-type]
+    number = service.submit(trio(), "ping-pong")
+    write(service, 0)
+    (reader,) = service.fleet.running()
+    assert reader.spec.hop.startswith(f"{number}/2/")
+    assert reader.spec.joined is not None
+    assert {stream.bell for stream in reader.spec.joined.outputs.values()} == {Bell.endpoint}
+    assert reader.spec.joined.sources[1].characters
+    assert bell.heard == []
+    service.end_step(f"{number}/a1")
+    assert bell.heard == [(list(map(ord, "a1")), LogState.CLOSED, LogState.CLOSED)]
