@@ -28,7 +28,7 @@ from pingpongd.config import DaemonConfig
 from pingpongd.exactness import unkept
 from pingpongd.explaining import Explainer
 from pingpongd.fleet import Fleet
-from pingpongd.intake import PATIENCE_S, Intake, reads_of
+from pingpongd.intake import PATIENCE_S, Intake, check_group, reads_of
 from pingpongd.model_names import agent_models, check_models
 from pingpongd.monitoring import ChainObserver
 from pingpongd.recalibration import Recalibration
@@ -140,7 +140,8 @@ class Chains:
         models, options = agent_models(record.chain), record.options
         try:
             check_models(record.chain, self.config, self.runs.room.models())
-        except ChainError as error:
+            check_group(record.chain, models, options, self.runs.room)
+        except (ChainError, UsageError) as error:
             return str(error)
         try:
             limits = self._intake.limits_of(models)

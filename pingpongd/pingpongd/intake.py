@@ -110,7 +110,7 @@ class Intake:
         check_queue(self._queued(), self.room)
         check_models(chain, self.config, self._hop_room.models())
         models, reads = agent_models(chain), reads_of(chain)
-        _check_group(chain, models, options, self._hop_room)
+        check_group(chain, models, options, self._hop_room)
         prepared = await self._prepare(chain, inputs, models, reads, patience)
         self.require_service()  # tokenizing took a moment: once more
         check_queue(self._queued(), self.room)
@@ -224,8 +224,18 @@ def reads_of(chain: Chain) -> Reads:
     return tuple(tuple(upstreams(chain, index)) for index in range(len(chain.agents)))
 
 
-def _check_group(chain: Chain, models: Models, options: SubmitOptions, room: HopRoom) -> None:
-    """Refuse a named group that does not serve all models of the chain."""
+def check_group(chain: Chain, models: Models, options: SubmitOptions, room: HopRoom) -> None:
+    """Refuse a named group that does not serve all models of a chain.
+
+    Args:
+        chain: the chain.
+        models: per agent, the name of its model; None of a step.
+        options: of its submission.
+        room: says which groups there are.
+
+    Raises:
+        UsageError: naming the agent.
+    """
     worker = room.fleet.workers.get(options.group) if room.fleet is not None and options.group is not None else None
     if worker is None:
         return

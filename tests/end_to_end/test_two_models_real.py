@@ -13,7 +13,8 @@ import pytest
 
 from connecting import with_keys
 from daemon_process import DaemonProcess
-from pingpong_bus.chain import Chain, parse_chain
+from pingpong_bus.chain import Agent, Chain, parse_chain
+from pingpong_bus.errors import ChainFailed
 from pingpong_bus.messages import ChainResult, SubmitOptions
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -26,7 +27,8 @@ CHAIN = parse_chain((EXAMPLES / "two_models.json").read_bytes())
 def daemon() -> Iterator[DaemonProcess]:
     """One daemon on two engines, each with a model of its own, for all tests of this file."""
     folder = Path(tempfile.mkdtemp(prefix="pp-"))
-    process = DaemonProcess(folder, with_keys((EXAMPLES / "two_models.toml").read_text(), {"calibrate": False}))
+    config = with_keys((EXAMPLES / "two_models.toml").read_text(), {"calibrate": False})
+    process = DaemonProcess(folder, config + '\n[calls.same]\ncommand = ["cat"]\n')
     try:
         asyncio.run(process.ready())
         yield process
@@ -81,3 +83,20 @@ async def test_an_agent_with_the_same_tokenizer_still_takes_ids(daemon: DaemonPr
     assert spliced.agents[0].output_ids == joined.agents[0].output_ids
     if spliced.agents[1].prompt_token_match:  # the ids of its text are those that were sampled
         assert spliced.agents[1].prompt_digest == joined.agents[1].prompt_digest
+
+
+async def test_a_text_that_is_longer_than_it_was_counted_never_reaches_the_engine(daemon: DaemonProcess) -> None:
+    """Each digit is an id; at submission two characters count as one."""
+    step = Agent(name="step", input="{{editor}}{{input.digits}}", call="same", max_chars=3000)
+    reader = Agent(name="reader", prompt="Read {{step}}", max_tokens=8)
+    writer = msgspec.structs.replace(CHAIN.agents[1], prompt="Say one word.", max_tokens=4)
+    chain = Chain(name="long", agents=[writer, step, reader], inputs={"digits": "7" * 2900})
+    limit = r'agent "reader": a prompt of \d+ tokens and an output of \d+ do not fit in the engine\'s 2048'
+    with pytest.raises(ChainFailed, match=limit):
+        await run(daemon, chain, "serial")
+    with pytest.raises(ChainFailed, match=limit):
+        await run(daemon, chain, "ping-pong")
+    short = msgspec.structs.replace(chain, inputs={"digits": "7" * 500})
+    assert (await run(daemon, short, "ping-pong")).state == "finished"
+    async with daemon.client() as client:
+        assert [worker.restarts for worker in (await client.status()).workers] == [0, 0]

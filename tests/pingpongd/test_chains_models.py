@@ -16,7 +16,7 @@ from pingpong_bus.messages import PROTOCOL_VERSION, HopFinalized, OutputSource, 
 
 SMALL = msgspec.structs.replace(LIMITS, model="small model", tokenizer="t", max_model_len=100)
 LARGE = msgspec.structs.replace(LIMITS, model="large model", tokenizer="u")
-GROUPS = {
+GROUPS: dict[str, Any] = {
     "model": "small",
     "models": {"large": {"model": "x"}, "unused": {"model": "y"}},
     "groups": [
@@ -166,6 +166,19 @@ def test_a_chain_waits_for_the_models_that_it_was_accepted_for(models: Service) 
     models.kill()
     models.settle()
     assert models.result(number).state == "finished"
+
+
+def test_a_named_group_that_serves_another_model_now_keeps_the_chain(models: Service) -> None:
+    number = models.submit(chain({"name": "one", "model": "large", "prompt": "x"}), "serial", group="c")
+    models.more = GROUPS | {"groups": [*GROUPS["groups"][:2], {"name": "c", "devices": ["cpu:0"]}]}
+    models.names = "abc"
+    models.kill()
+    assert models.result(number).state == "queued"
+    assert 'the group "c" serves the default model' in models.result(number).why
+    models.more, models.names = GROUPS, "abcd"
+    models.kill()
+    models.settle()
+    assert models.result(number).agents[0].worker == "c"
 
 
 def test_a_model_that_is_no_longer_configured_keeps_the_chain(models: Service) -> None:
