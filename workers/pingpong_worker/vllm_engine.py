@@ -116,7 +116,8 @@ class VllmEngine:
             max_model_len=limits.max_model_len,
             block_size=limits.block_size,
             max_num_seqs=limits.max_num_seqs,
-            give_way=IDLE_SESSIONS_GIVE_WAY in limits.abilities,
+            # A KV connector may be at work on a session's blocks: they are not taken then.
+            give_way=IDLE_SESSIONS_GIVE_WAY in limits.abilities and vllm_config.kv_transfer_config is None,
         )
         self._on_progress(Progress(stage="warming up"))
         await warm_up(self)
