@@ -253,12 +253,14 @@ def memory_of(process: psutil.Process) -> int:
 
 def end(process: subprocess.Popen[str]) -> None:
     """End a trial and all that it started."""
-    for each in members(process.pid):
+    left = members(process.pid)
+    for each in left:
         try:
             each.kill()
         except psutil.Error:
             continue
     process.wait()
+    psutil.wait_procs([each for each in left if each.pid != process.pid], timeout=10)
     if process.stdout is not None:
         process.stdout.close()
 
