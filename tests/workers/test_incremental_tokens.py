@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pingpong_worker import token_cuts
 from pingpong_worker.incremental_tokens import IncrementalTokens, PieceByPiece
 from pingpong_worker.prompt_tokenizer import PromptTokenizer, tokenizer_digest
-from pingpong_worker.regex_reach import Reach, RegexRefused
+from pingpong_worker.regex_reach import Reach
+from pingpong_worker.regex_syntax import RegexRefused
 from seam_texts import DECLARATION, ODD, bytelevel, changed, sentencepiece, split_by, tekken, texts, variants
 
 Tokenizers = dict[str, PromptTokenizer]

@@ -33,7 +33,7 @@ class OutputTokens(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
     """Prompt tokens that the finalizing request found in the prefix cache; given with the first output."""
     drafts: DraftCounts | None = None
-    """How guessing has gone so far; the latest one counts. None where no tokens are guessed, or nothing is known yet."""
+    """How guessing has gone so far; the latest counts. None where no tokens are guessed, or nothing is known yet."""
 
 
 class Session(Protocol):

@@ -9,8 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from pingpong_worker.added_tokens import NoRule
 from pingpong_worker.incremental_tokens import IncrementalTokens
-from pingpong_worker.token_cuts import CutRule, NoRule
+from pingpong_worker.token_cuts import CutRule
 
 
 class PromptTokenizer:
