@@ -80,6 +80,26 @@ def test_extras(broken: Mapping[str, str | None], level: str) -> None:
     assert ("pip uninstall torchvision." in finding.hint) == (level == "error")
 
 
+def test_every_model_that_groups_serve_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "pingpongd" / "models" / "smollm2-135m-instruct").mkdir(parents=True)
+    models = {"cut": {"model": "smollm2-135m-20k"}, "none": {"model": "/nowhere"}, "idle": {"model": "/idle"}}
+    groups = [
+        {"name": name, "devices": [f"cpu:{at}"], **({"model": model} if model else {})}
+        for at, (name, model) in enumerate([("a", ""), ("b", "cut"), ("c", "none")])
+    ]
+    config = parse_config({"models": models, "groups": groups})
+    found = list(check_engine.model_findings(config, tmp_path, os.getuid()))
+    assert [finding.level for finding in found] == ["ok", "warning", "error", "warning"]
+    assert found[0].text.startswith("default on a: smollm2-135m is in")
+    assert found[1].text == '"cut" on b: smollm2-135m-20k is not fetched yet.'
+    assert '"none" on c: ' in found[2].text
+    assert found[3].text == 'no group serves "idle".'
+    alone = parse_config({"models": models, "groups": groups[1:2]})
+    assert "no group serves the default model, smollm2-135m." in [
+        finding.text for finding in check_engine.model_findings(alone, tmp_path, os.getuid())
+    ]
+
+
 def test_models(tmp_path: Path) -> None:
     embedded, hub = tmp_path / "models", tmp_path / "hub"
 
