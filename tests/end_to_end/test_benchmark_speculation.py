@@ -8,7 +8,7 @@ import pytest
 
 from pingpong_bus.chain import parse_chain
 from pingpong_bus.errors import DataError
-from speculation import EXAMPLES, SIDES, SpeculationRun, in_turn, render, renamed
+from speculation import EXAMPLES, SIDES, SpeculationRun, in_turn, renamed, render
 from speculation_texts import INPUTS
 
 

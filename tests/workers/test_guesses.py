@@ -225,3 +225,44 @@ def test_another_model_runner_is_noticed() -> None:
 
     Runner._bookkeeping_sync = lambda self: None  # type: ignore[method-assign]
     assert len(list(faults(Runner, Old))) == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch and vLLM say at import is not ours to mend
+def test_a_runner_v2_is_given_the_ids_where_a_proposer_would_have_put_them() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    from pingpong_worker.vllm_draft_runner import check_guesses
+
+    seen: list[Any] = []
+
+    class Runner:
+        def __init__(self) -> None:
+            self.device = torch.device("cpu")
+            self.req_states = SimpleNamespace(
+                draft_tokens=torch.zeros(4, 0, dtype=torch.int64), req_id_to_index={"a": 2, "b": 0}
+            )
+            self.is_last_pp_rank = True
+            self.sampler = SimpleNamespace()
+            self.rejection_sampler = self.speculator = None
+            self.decode_query_len = 1
+
+        def prepare_inputs(self, scheduler_output: Any, batch_desc: Any) -> Any:
+            seen.append((self.decode_query_len, self.req_states.draft_tokens.tolist()))
+            return batch_desc
+
+        def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
+            seen.append(self.speculator and self.speculator.draft_logits is None)
+            return hidden_states
+
+    runner: Any = Runner()
+    check_guesses(runner, 3)
+    assert runner.rejection_sampler.num_speculative_steps == 3
+    assert runner.prepare_inputs(SimpleNamespace(scheduled_spec_decode_tokens={"a": [7, 8]}), "batch") == "batch"
+    assert runner.sample("hidden", SimpleNamespace(num_draft_tokens=2), None) == "hidden"
+    runner.prepare_inputs(SimpleNamespace(scheduled_spec_decode_tokens={}), "batch")
+    runner.sample("hidden", SimpleNamespace(num_draft_tokens=0), None)
+    guessed = [[0, 0, 0], [0, 0, 0], [7, 8, 0], [0, 0, 0]]
+    assert seen == [(4, guessed), True, (1, guessed), None]
+    assert runner.speculator is None
+    check_guesses(untouched := Runner(), 0)
+    assert untouched.rejection_sampler is None

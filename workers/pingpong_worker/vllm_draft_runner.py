@@ -121,6 +121,7 @@ def _prepare_v2(runner: Any, tokens: int) -> None:
     if runner.is_last_pp_rank:
         runner.rejection_sampler = RejectionSampler(runner.sampler, _settings(tokens), runner.device)
     certain = SimpleNamespace(draft_logits=None)
+    pinned = runner.device.type == "cuda"
     prepare, sample = runner.prepare_inputs, runner.sample
 
     def prepare_inputs(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,8 +130,8 @@ def _prepare_v2(runner: Any, tokens: int) -> None:
             return prepare(scheduler_output, *args, **kwargs)
         rows = [states.req_id_to_index[name] for name in guesses]
         padded = [[*ids, *([0] * (tokens - len(ids)))] for ids in guesses.values()]
-        at = torch.tensor(rows, dtype=torch.int64, pin_memory=True).to(runner.device, non_blocking=True)
-        ids = torch.tensor(padded, dtype=states.draft_tokens.dtype, pin_memory=True)
+        at = torch.tensor(rows, dtype=torch.int64, pin_memory=pinned).to(runner.device, non_blocking=True)
+        ids = torch.tensor(padded, dtype=states.draft_tokens.dtype, pin_memory=pinned)
         states.draft_tokens[at] = ids.to(runner.device, non_blocking=True)
         with _with(runner, "decode_query_len", tokens + 1):
             return prepare(scheduler_output, *args, **kwargs)
