@@ -15,6 +15,7 @@ Numbers are issues of vllm-project/vllm.
   `Reservations`: a session is granted only where all fit at full length, and beside them every prefix-cache session
   that is open, or one. What remains: prefix-cache sessions are never refused, so that several which open after the
   grant, and grow to nearly the full length all at once, can still make vLLM pre-empt a session.
+  Where a patch has them give way (`vllm_abilities.py`) only seats are counted.
 - Input closed after the last chunk, with stop tokens: surplus output. `StreamingInputSession` closes with that chunk.
 - Outputs of neighbouring chunks are merged. `StreamingInputSession` counts tokens, not outputs.
 - A seeded prompt that is prefilled in parts kills an engine on a CPU. `vllm_cpu_worker.SeededCPUWorker`.
