@@ -14,6 +14,11 @@ Sides, turn about, on one daemon whose engines can guess; the order is reversed 
 Each round has an input of its own, and every run finds empty prefix caches. The first round is a warm-up, and is not
 counted. An engine that can guess, and is not asked to, is one that cannot: vLLM is configured alike.
 
+With `--counting`, and engines of `load_format = "counting"` (each token is followed by the next id), there are two
+chains of random ids: one whose agents all begin to count where the first one does, so that each copies what it reads,
+and one whose agents count where nothing they read does. They show what guessing brings at the most where everything is
+copied, and what it costs where nothing is.
+
 With `--random` agents of random ids are run in place of the examples, for engines with random weights: what these write
 is like nothing in their prompts, so "first" shows what guessing costs where nothing is to be guessed, and "same" what
 it brings at the most.
@@ -24,6 +29,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,7 +41,7 @@ import msgspec
 from commands import command
 from connecting import add_daemon_arguments, connection, made_with
 from harness import check_ready
-from pingpong_bus.chain import Chain, parse_chain
+from pingpong_bus.chain import Agent, Chain, parse_chain
 from pingpong_bus.errors import DataError
 from pingpong_bus.messages import ChainResult, SubmitOptions
 from pingpong_client import AsyncClient
@@ -133,6 +139,10 @@ def render(runs: Sequence[SpeculationRun]) -> str:
 def rounds(options: argparse.Namespace) -> Iterator[tuple[Chain, int, dict[str, str]]]:
     """Chains, rounds and inputs."""
     for index in range(options.runs + 1):
+        if options.counting:
+            for name, copies in (("counting alike", True), ("counting apart", False)):
+                yield counting_chain(name, options, index, copies=copies), index, {}
+            continue
         if options.random:
             profile = Profile(
                 name="random", prefix=options.random, output=options.output, last_output=options.output, agents=3
@@ -143,6 +153,30 @@ def rounds(options: argparse.Namespace) -> Iterator[tuple[Chain, int, dict[str, 
             chain = parse_chain(path.read_bytes(), source=str(path))
             texts = INPUTS.get(chain.name, ())
             yield chain, index, {"text": texts[index % len(texts)]} if texts else {}
+
+
+def counting_chain(name: str, options: argparse.Namespace, index: int, *, copies: bool) -> Chain:
+    """Three agents in a line that count: on from the same id, or each from one of its own.
+
+    What they read besides is drawn from the upper half of the ids, and they count in the lower one.
+    """
+    draw, half = random.Random(f"{name} {index}"), options.vocabulary // 2
+    first = draw.randrange(100, half // 2)
+    agents = [
+        Agent(
+            name=f"agent{at}",
+            prompt_ids=[
+                *(draw.randrange(half, options.vocabulary) for _ in range(options.counting)),
+                *([f"{{{{agent{at - 1}}}}}"] if at else []),
+                *(draw.randrange(half, options.vocabulary) for _ in range(16)),
+                first if copies else first + at * 2 * options.output,
+            ],
+            max_tokens=options.output,
+            ignore_eos=True,
+        )
+        for at in range(3)
+    ]
+    return Chain(name=name, agents=agents)
 
 
 def in_turn(index: int) -> list[Side]:
@@ -185,6 +219,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--random", type=int, default=0, help="tokens of each agent's own random text, in place of --chains"
     )
+    parser.add_argument("--counting", type=int, default=0, help="the same of agents that count, for engines that do")
     parser.add_argument(
         "--output", type=int, default=256, help="tokens that each agent with random text writes (%(default)s)"
     )
