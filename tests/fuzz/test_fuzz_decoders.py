@@ -17,7 +17,7 @@ def test_a_decoder_answers_with_a_value_or_with_its_one_error(target: Target) ->
 
 def test_another_error_would_be_found() -> None:
     def decode(data: bytes) -> bytes:
-        if len(data) > 20:
+        if len(data) > 10:  # one input in ten: what is drawn depends on the constants of every module that is imported
             raise KeyError("a fault")
         return data
 
