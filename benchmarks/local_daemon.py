@@ -23,6 +23,9 @@ PROGRAM = ("-m", "pingpongd")
 
 STOP_S = 60.0
 """An engine takes some seconds to shut down; a daemon that takes longer than this is killed."""
+LINGER_S = 30.0
+"""How long what a daemon has started may outlive it: the kernel takes seconds to free much pinned memory, and the next
+daemon needs the device's."""
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 HASTE_S = 0.5
 """After a failure, how long the daemon may drain before it is told to stop at once."""
@@ -105,18 +108,9 @@ async def daemon_process(
     """
     ready = asyncio.Event()
     last_lines: deque[str] = deque(maxlen=5)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *(*program, "--config", str(config), "--runtime-dir", str(folder), "--log-format", "json", *flags),
-        stderr=asyncio.subprocess.PIPE,
-        limit=2**22,
-        env=os.environ | {"PYTHONUNBUFFERED": "1", "STATE_DIRECTORY": str(state)},
-        start_new_session=True,  # an interrupt at the terminal reaches us alone; we stop the daemon in our own time
-    )
 
-    async def read_log() -> None:
-        assert process.stderr is not None  # noqa: S101 - it was asked for
-        async for line in process.stderr:
+    async def read_log(log: asyncio.StreamReader) -> None:
+        async for line in log:
             try:
                 event = msgspec.json.decode(line, type=LogEvent)
             except msgspec.MsgspecError:  # a line that no logger wrote: a warning, or the error that it ends with
@@ -126,20 +120,55 @@ async def daemon_process(
                 ready.set()
             on_event(event)
 
-    reading = asyncio.create_task(read_log())
-    waiting = asyncio.create_task(ready.wait())
-    haste = True
+    async with _pipe() as (log, writing_end):
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *(*program, "--config", str(config), "--runtime-dir", str(folder), "--log-format", "json", *flags),
+                stderr=writing_end,
+                env=os.environ | {"PYTHONUNBUFFERED": "1", "STATE_DIRECTORY": str(state)},
+                start_new_session=True,  # an interrupt at the terminal reaches us alone; we stop it in our own time
+            )
+        finally:
+            os.close(writing_end)
+        reading, waiting = asyncio.create_task(read_log(log)), asyncio.create_task(ready.wait())
+        ended = asyncio.create_task(process.wait())
+        haste = True
+        try:
+            async with start_shown(folder):
+                await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.is_set():
+                await asyncio.wait({reading}, timeout=HASTE_S)
+                raise DaemonEnded(" ".join(last_lines) or f"the daemon ended with code {await process.wait()}.")
+            yield
+            haste = False
+        finally:
+            try:
+                await _stop(process, haste=haste)
+                _, lingering = await asyncio.wait({reading}, timeout=LINGER_S)
+                if lingering:
+                    print(f"something that the daemon started has outlived it by {LINGER_S:g} s", file=sys.stderr)
+            finally:
+                for task in (reading, waiting, ended):
+                    task.cancel()
+                await asyncio.gather(reading, waiting, ended, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
+    """A pipe: what reads it, and its other end, which is the caller's to close.
+
+    Not asyncio's own for a process: that takes one for alive whose pipe another has open, and cannot be closed before.
+    """
+    reader = asyncio.StreamReader(limit=2**22)
+    reading_end, writing_end = os.pipe()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading_end, "rb", 0)
+    )
     try:
-        async with start_shown(folder):
-            await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.is_set():
-            raise DaemonEnded(" ".join(last_lines) or f"the daemon ended with code {await process.wait()}.")
-        yield
-        haste = False
+        yield reader, writing_end
     finally:
-        waiting.cancel()
-        await _stop(process, haste=haste)
-        await asyncio.gather(reading, waiting, return_exceptions=True)
+        transport.close()
 
 
 async def _stop(process: asyncio.subprocess.Process, *, haste: bool) -> None:
