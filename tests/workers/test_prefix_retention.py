@@ -73,6 +73,33 @@ def test_the_same_words_are_not_heard_twice_at_once() -> None:
     assert not retention.is_fresh(b"other", 1.0, 5.0)
 
 
+def test_runs_at_once_that_expect_other_numbers_do_not_correct_each_other_in_every_step() -> None:
+    retention = PrefixRetention(6)
+    keys = chain("a", 3)
+    told = 0
+    for step in range(100):
+        for reuse in (1.0, 2.0, 3.0):
+            if not retention.is_fresh(keys[-1], reuse, step * 0.01):
+                retention.note(keys, reuse, 1.0, step * 0.01)
+                told += 1
+    assert told == 3
+    assert not retention.is_fresh(keys[-1], 0.0, 1.0), "that it is expected no more is heard at once"
+
+
+def test_what_is_not_worth_keeping_is_not_weighed_anew_in_every_step() -> None:
+    retention = PrefixRetention(4)
+    retention.note(chain("dear", 4), 1.0, 5.0, 0.0)
+    cheap = chain("cheap", 4)
+    assert set(retention.note(cheap, 1.0, 1.0, 1.0)) == set(cheap)
+    assert retention.is_fresh(cheap[-1], 1.0, 2.0)
+    retention.note(chain("dear", 4), 0.0, 5.0, 20.0)
+    assert not retention.is_fresh(cheap[-1], 1.0, 20.0)
+    retention.note(cheap, 1.0, 1.0, 20.0)
+    assert kept_of(retention, cheap) == 4
+    retention.give_up(cheap)
+    assert retention.is_fresh(cheap[-1], 1.0, 21.0), "until then it is not taken back from who needed it"
+
+
 def test_under_pressure_ends_go_first_and_least_worth_first() -> None:
     retention = PrefixRetention(10)
     a, b = chain("a", 4), chain("b", 4)

@@ -28,7 +28,7 @@ HALF_LIFE_S: Final = 4 * 3600.0
 FORGOTTEN: Final = 0.01
 """Returns an hour: a prefix of which fewer are expected is not kept any more."""
 _FRESH_S = 10.0
-"""A prefix that was told of so lately, in the same words, is not told anew: sessions say it with each request."""
+"""A prefix that was told of so lately is not told anew: it is said in every step of every request."""
 _MOST = 1024
 """Prefixes that are known at once."""
 _REBASE = 256.0
@@ -70,7 +70,8 @@ class PrefixRetention(Generic[Key]):
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._prefixes: dict[Key, _Prefix[Key]] = {}
-        """By their last block; the one told of last stands last."""
+        """By their last block. One of which nothing is kept is remembered for a while, or it would be told of and weighed
+        anew in every step."""
         self._blocks: dict[Key, _Block] = {}
         self._origin: float | None = None
 
@@ -91,7 +92,8 @@ class PrefixRetention(Generic[Key]):
             now: in seconds.
         """
         known = self._prefixes.get(last)
-        return known is not None and known.reuse == reuse and now - known.seen < _FRESH_S
+        # Two runs of a chain at once expect other numbers of more: the greater counts, or each would correct the other.
+        return known is not None and FORGOTTEN <= reuse <= known.reuse and now - known.seen < _FRESH_S
 
     def note(self, keys: Sequence[Key], reuse: float, cost: float, now: float) -> list[Key]:
         """A prefix is in use.
@@ -134,10 +136,8 @@ class PrefixRetention(Generic[Key]):
     def give_up(self, keys: Collection[Key]) -> None:
         """Keep some blocks no more, until their prefixes are told of anew."""
         given = frozenset(keys)
-        for last, one in list(self._prefixes.items()):
+        for one in self._prefixes.values():
             self._shorten(one, sum(1 for _ in itertools.takewhile(given.__contains__, _backwards(one))))
-            if one.kept == 0:
-                del self._prefixes[last]
 
     def clear(self) -> None:
         """Keep nothing: the cache was emptied."""
@@ -172,7 +172,7 @@ class PrefixRetention(Generic[Key]):
 
     def _drop(self, most: int) -> list[Key]:
         """Give up the end that is worth least, of at most so many blocks; some of them may be kept by others still."""
-        found = self._prefixes.values()
+        found = [one for one in self._prefixes.values() if one.kept]
         # Of equal ones the deeper, that no beginning goes before its end; then the one that was told of longest ago.
         least = min(found, key=lambda one: self._rank(one.keys[one.kept - 1]))
         end = least.keys[least.kept - 1]
@@ -182,8 +182,6 @@ class PrefixRetention(Generic[Key]):
         gone: list[Key] = []
         for one in [one for one in found if one.keys[one.kept - 1] == end]:
             gone += self._shorten(one, min(blocks, one.kept))
-            if one.kept == 0:
-                del self._prefixes[one.keys[-1]]
         return gone
 
     def _forget_faded(self, now: float) -> list[Key]:
@@ -191,6 +189,7 @@ class PrefixRetention(Generic[Key]):
             last
             for last, one in self._prefixes.items()
             if one.reuse * math.exp2((one.seen - now) / HALF_LIFE_S) < FORGOTTEN
+            or (one.kept == 0 and now - one.seen >= _FRESH_S)
         ]
         return [key for one in map(self._prefixes.pop, faded) for key in self._shorten(one, one.kept)]
 
