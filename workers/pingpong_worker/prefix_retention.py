@@ -70,8 +70,8 @@ class PrefixRetention(Generic[Key]):
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._prefixes: dict[Key, _Prefix[Key]] = {}
-        """By their last block. One of which nothing is kept is remembered for a while, or it would be told of and weighed
-        anew in every step."""
+        """By their last block. One of which nothing is kept is remembered for a while, or it would be told of in every
+        step and weighed anew."""
         self._blocks: dict[Key, _Block] = {}
         self._origin: float | None = None
 
