@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pingpong_bus.errors import ConfigError
+from pingpong_worker.config import WorkerConfig
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch and vLLM say at import is not ours to mend
@@ -79,3 +80,38 @@ def test_the_refusal_says_what_to_do(checks: Any, monkeypatch: pytest.MonkeyPatc
         ConfigError, match=r"does not know the scheduler of vLLM \d+.*: it has no `schedule`\..*enabled"
     ):
         checks.module.check_scheduler()
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens", "looked_up"),
+    [
+        ({}, "0", ["scheduler", "retention"]),
+        ({"keep_prefixes": 0.0}, "0", ["scheduler"]),
+        ({"keep_prefixes": 0.0}, "8", ["scheduler", "guesses"]),
+        ({"decode_first": False}, "0", []),
+    ],
+)
+def test_what_an_engine_is_to_do_is_looked_up_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], tokens: str, looked_up: list[str]
+) -> None:
+    from pingpong_worker import vllm_start
+
+    seen: list[str] = []
+    monkeypatch.setenv(vllm_start.GUESS_VARIABLE, tokens)
+    for name, word in (
+        ("check_scheduler", "scheduler"),
+        ("check_retention", "retention"),
+        ("check_guesses_known", "guesses"),
+    ):
+        monkeypatch.setattr(vllm_start, name, lambda word=word, **_: seen.append(word))
+    worker = WorkerConfig(
+        name="w",
+        devices=["cpu:0"],
+        slab_fd=-1,
+        control="",
+        bell="",
+        supervisor_pid=0,
+        **{"keep_prefixes": 0.5} | fields,
+    )
+    vllm_start.check_vllm(worker)
+    assert seen == looked_up

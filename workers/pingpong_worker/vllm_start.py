@@ -64,12 +64,7 @@ def load(
         raise ConfigError(f"vLLM cannot be imported: {_shorten(str(error))}", hint=_IMPORT_HINT) from error
 
     check_argument_names(config.engine_args, [field.name for field in dataclasses.fields(AsyncEngineArgs)])
-    if is_decode_first(config):
-        check_scheduler()
-    if os.environ.get(GUESS_VARIABLE, "0") != "0":
-        check_guesses_known(on_cpu=on_cpu(config.devices))
-        if config.keep_prefixes:
-            check_retention()
+    check_vllm(config)
     with tempfile.TemporaryDirectory(prefix="pingpong-start-") as folder:
         failure, board_path = Path(folder) / "failure", Path(folder) / "board"
         board = StepBoard(board_path)
@@ -87,6 +82,20 @@ def load(
         finally:
             for name in paths:
                 del os.environ[name]
+
+
+def check_vllm(config: WorkerConfig) -> None:
+    """See that the installed vLLM has all that our scheduler relies on, of what the engine is to do.
+
+    Raises:
+        ConfigError: it lacks something.
+    """
+    if is_decode_first(config):
+        check_scheduler()
+        if config.keep_prefixes:
+            check_retention()
+    if os.environ.get(GUESS_VARIABLE, "0") != "0":
+        check_guesses_known(on_cpu=on_cpu(config.devices))
 
 
 def _shorten(text: str) -> str:
