@@ -126,6 +126,51 @@ def test_an_engine_that_plans_ahead_waits_while_it_guesses_and_only_then() -> No
     assert not prepare(guess, other), "who is not guessed for waits for nothing"
 
 
+def test_nothing_waits_for_a_guess_of_what_is_being_computed() -> None:
+    guess = Guesses(ahead=True, on_cores=False)
+    for run, waits in ((RUN[:21], False), (RUN[:30], True)):  # one token of it is left, the one that is being computed
+        one = request("a", drafts=[run], draft_tokens=6)
+        one.num_computed_tokens, one.num_output_placeholders = 23, 1
+        assert prepare(guess, one) == waits
+
+
+def test_a_plain_step_that_came_after_a_wait_is_no_measure_of_plain_steps() -> None:
+    guess = Guesses(ahead=True, on_cores=False)
+    plain, one = request("plain"), marked("a")
+
+    def step(now: float, *running: SimpleNamespace) -> None:
+        assert not prepare(guess, *running)
+        ids = {each.request_id: each.spec_token_ids for each in running if each.spec_token_ids}
+        made = output(ids, *(each.request_id for each in running if each.request_id not in ids))
+        guess.scheduled(made)
+        assert prepare(guess, *running) == bool(ids), "while guesses are checked"
+        guess.ended(made, {}, now)
+
+    for at in range(3):
+        step(1 + at * 0.010, plain)
+    one.num_computed_tokens, one.num_output_placeholders = 23, 1
+    assert prepare(guess, one), "its last token is being computed"
+    one.num_computed_tokens, one.num_output_placeholders = 22, 0
+    step(1.032, one)
+    step(1.132, plain)
+    step(1.142, plain)
+    assert guess._times._plain[1] == (pytest.approx(0.010), 3), "the late one of 100 ms is not among them"
+    assert not guess._late
+
+
+def test_appends_are_no_decodes_whose_time_counts() -> None:
+    guess = Guesses(ahead=False, on_cores=True)
+    dear = {1: (0.010, 8)}, {3: (1.8, 8, 0)}
+    for others, pays in ((0, True), (12, True)):
+        one = marked("a")
+        appends = [request(f"append{at}", append=True) for at in range(others)]
+        for each in appends:
+            each.streaming_queue = None
+        guess._times._plain, guess._times._ratios = dict(dear[0]), dict(dear[1])
+        prepare(guess, one, *appends)
+        assert bool(one.spec_token_ids) == pays
+
+
 def test_what_was_aborted_is_forgotten_and_what_was_preempted_is_not() -> None:
     guess = Guesses(ahead=False, on_cores=True)
     one, two = marked("a"), marked("b")

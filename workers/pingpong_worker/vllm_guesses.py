@@ -22,7 +22,7 @@ from typing import Any, Final
 from pingpong_worker.draft_matcher import DraftMatcher, GuessOdds
 from pingpong_worker.draft_policy import StepTimes, lengths
 from pingpong_worker.vllm_guessing import COUNTS
-from pingpong_worker.vllm_marks import DRAFT_TOKENS, DRAFTS, ITL_RATIO, KEY, mark_of
+from pingpong_worker.vllm_marks import DRAFT_TOKENS, DRAFTS, ITL_RATIO, KEY, is_append, mark_of
 from pingpong_worker.vllm_step import prefills
 
 _USUAL_RATIO: Final = 1.2
@@ -73,6 +73,10 @@ class Guesses:
         self._out: list[Any] = []
         """Outputs of steps with guesses whose results are not in."""
         self._waits = False
+        self._has_waited = False
+        """Whether it did so since the last step that was not empty."""
+        self._late: list[Any] = []
+        """Outputs of plain steps that were planned after such a wait, not ahead: no measure of plain ones."""
         self._ended = -math.inf
         self._last_was_decodes = False
 
@@ -92,14 +96,15 @@ class Guesses:
             Whether it has to wait for results: the step is to be empty.
         """
         self._waits = self._prepare(running, requests)
+        self._has_waited = self._has_waited or self._waits
         return self._waits
 
     def _prepare(self, running: Sequence[Any], requests: Mapping[str, Any]) -> bool:
         marked = [one for one in running if DRAFTS in mark_of(one.sampling_params)]
         if not marked and not self._known:
             return False
-        decodes = [one for one in running if not prefills(one, one.num_computed_tokens - one.num_output_placeholders)]
-        guessed = [self._state(one) for one in marked if one in decodes]
+        decodes = [one for one in running if _decodes(one)]
+        guessed = [self._state(one) for one in marked if _decodes(one)]
         if len(self._known) > len(marked):  # some were aborted, or wait after they were pre-empted
             self._known = {name: state for name, state in self._known.items() if requests.get(name) is state.request}
         if self._out:
@@ -116,6 +121,9 @@ class Guesses:
         """A step was scheduled; its `SchedulerOutput`."""
         if output.scheduled_spec_decode_tokens:
             self._out.append(output)
+        elif self._has_waited and output.total_num_scheduled_tokens > 0:
+            self._late.append(output)
+        self._has_waited = False
 
     def ended(self, output: Any, results: Any, now: float) -> None:
         """A step's result was taken in.
@@ -154,10 +162,13 @@ class Guesses:
         chances: list[list[float]] = []
         for state in guessed:
             request = state.request
-            # One token comes without a guess; where one is outstanding it is taken to be the one that was expected.
-            left = int(request.max_tokens - request.num_output_tokens - request.num_output_placeholders) - 1
-            state.guess, likely = state.matcher.guess(min(state.most, left))
-            chances.append(likely)
+            # One token comes without a guess. What is outstanding has to be what was expected, for a guess behind it to
+            # be right; of itself it is no gain.
+            outstanding = int(request.num_output_placeholders)
+            left = min(state.most, int(request.max_tokens - request.num_output_tokens) - outstanding - 1)
+            ids, likely = state.matcher.guess(outstanding + left) if left > 0 else ([], [])
+            state.guess = ids[outstanding:]
+            chances.append(likely[outstanding:])
         if not any(chances):
             return [0] * len(chances)
         alone = {state.request.request_id for state in guessed if state.guess}
@@ -173,6 +184,15 @@ class Guesses:
         if total == 0:
             return  # a step that waited
         is_decodes = total == requests + tokens and not output.scheduled_new_reqs
-        if is_decodes and self._last_was_decodes:
+        is_late = any(one is output for one in self._late)
+        if is_late:
+            self._late = [one for one in self._late if one is not output]
+        if is_decodes and self._last_was_decodes and not is_late:
             self._times.learn(now - self._ended, requests, tokens)
         self._ended, self._last_was_decodes = now, is_decodes
+
+
+def _decodes(request: Any) -> bool:
+    """Whether a running request writes an answer, with all of its prompt computed or being computed."""
+    computed = request.num_computed_tokens - request.num_output_placeholders
+    return not is_append(request) and not prefills(request, computed)

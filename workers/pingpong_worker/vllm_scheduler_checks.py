@@ -78,7 +78,7 @@ def check_guesses_known(*, on_cpu: bool) -> None:
 
 
 def _model_runner(*, on_cpu: bool) -> type:
-    """The class whose steps are to hold guesses; on GPUs the V2 one, since V1 is looked up by what it has in common."""
+    """The class whose steps are to hold guesses; on GPUs the V2 one, which most models have there."""
     if on_cpu:
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
