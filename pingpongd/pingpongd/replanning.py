@@ -12,7 +12,7 @@ import msgspec
 
 from pingpong_bus.messages import Mode, Placement
 from pingpongd.agent_task import Stage
-from pingpongd.candidates import MOST_BESIDE, MOST_WALKED, by_model, one_each
+from pingpongd.candidates import MOST_BESIDE, MOST_WALKED, able_to_overlap, by_model, one_each
 from pingpongd.cost_model import AgentProgress, CostModel, RunningChain
 from pingpongd.shapes import LARGEST, GroupView
 
@@ -69,10 +69,9 @@ def _options(chain: RunningChain, waiting: Sequence[int], mode: Mode, groups: Se
         for model, views in by_model(shape, groups).items()
         if views
     }
-    able = {model: [view for view in views if view.overlap] for model, views in orders.items()}
-
     if not orders:
         return []
+    able = able_to_overlap(shape, orders)
 
     def place(placement: Placement, names: Sequence[str]) -> None:
         groups = [names[at] if at in waiting and names[at] else one.group for at, one in enumerate(chain.agents)]

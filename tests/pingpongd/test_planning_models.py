@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,6 +144,16 @@ def test_the_rest_of_a_chain_stays_with_its_models() -> None:
     assert found is not None
     assert found.groups == ("a0", "b0", "a1", "b1")
     assert replan(chain, [1, 2, 3], "auto", [], CostModel(TWO_MODELS)) is None
+
+
+def test_the_rest_of_a_chain_overlaps_where_the_whole_may() -> None:
+    one = shape(["", "b"], ((), (0,)))
+    views = [msgspec.structs.replace(view, overlap=False) for view in TWO_MODELS]
+    assert place(one, "overlap", views, 0).placement == "overlap", "each has its engine to itself"
+    chain = RunningChain(one, "overlap", (AgentProgress("a0", Stage.WRITING, 4096, 3), AgentProgress("b0")))
+    found = replan(chain, [1], "overlap", [views[0], views[3]], CostModel(views))
+    assert found is not None
+    assert (found.placement, found.groups) == ("overlap", ("a0", "b1"))
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
