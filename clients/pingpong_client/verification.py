@@ -10,10 +10,11 @@ import msgspec
 
 from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.errors import PingpongError, UsageError
-from pingpong_bus.messages import ChainResult, DraftCounts, Mode, SessionKind, StatusReply, SubmitOptions
+from pingpong_bus.messages import ChainResult, Mode, SessionKind, StatusReply, SubmitOptions
 from pingpong_client.against import check_same_chain, compare_certificates
 from pingpong_client.certificate import Certificate, ReadAheadMode, RunCertificate, chain_digest, compare_runs
 from pingpong_client.client import AsyncClient, finished
+from pingpong_client.guesses import all_drafts
 from pingpong_client.rescoring import with_gaps
 
 
@@ -230,20 +231,8 @@ def _certificate(
         devices=_distinct(limit.device for limit in limits),
         sessions=_distinct(agent.session for result in results for agent in result.agents),
         runs=pairs,
-        guessed=_guessed(results),
+        guessed=all_drafts(agent for result in results for agent in result.agents),
         resumed_pairs=resumed,
-    )
-
-
-def _guessed(results: Sequence[ChainResult]) -> DraftCounts | None:
-    """Tokens that were guessed in some runs; None where none were to be."""
-    counts = [agent.drafts for result in results for agent in result.agents if agent.drafts is not None]
-    if not counts:
-        return None
-    return DraftCounts(
-        steps=sum(one.steps for one in counts),
-        drafted=sum(one.drafted for one in counts),
-        accepted=sum(one.accepted for one in counts),
     )
 
 
