@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from pingpong_bus.errors import ChainFailed
+from pingpongd.calls import quoted
 from pingpongd.child_process import ChildProcess
 from pingpongd.process import Guard
 
@@ -122,8 +123,7 @@ class _Tail:
             self._bytes = (self._bytes + data)[-_TAIL_BYTES:]
 
     def __str__(self) -> str:
-        said = " ".join(self._bytes.decode(errors="replace").split())
-        return f"; its last words: {said.removesuffix('.')}" if said else ""
+        return quoted("the end of its error output", self._bytes.decode(errors="replace"))
 
 
 def _ending(code: int) -> str:

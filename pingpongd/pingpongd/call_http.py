@@ -18,6 +18,7 @@ from email.message import Message
 from urllib.parse import urlsplit
 
 from pingpong_bus.errors import ChainFailed
+from pingpongd.calls import quoted
 
 _PIECE = 1 << 16
 _QUOTED = 300
@@ -87,6 +88,7 @@ class _Exchange:
         self._most = most_bytes
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
+        self._given_up = False
 
     def run(self) -> str | ChainFailed:
         try:
@@ -102,14 +104,18 @@ class _Exchange:
             self._connection.close()
 
     def close(self) -> None:
-        """Wake the thread, where it waits for the other side."""
+        """Wake the thread, where it waits for the other side; nothing is sent any more."""
+        self._given_up = True
         if self._socket is not None:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # Not the TLS socket's own, which would first let what is being sent go on in the clear.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _exchange(self) -> str:
         self._connection.connect()
         self._socket = self._connection.sock
+        if self._given_up:  # while it looked the name up, or waited for the other side to take it
+            raise TimeoutError
         self._connection.request("POST", self._target, self._body, self._headers)
         response = self._connection.getresponse()
         body = self._read(response)
@@ -118,8 +124,10 @@ class _Exchange:
                 f"it answered {response.status}, a redirect, which is not followed.", hint="Configure where it leads."
             )
         if not 200 <= response.status < 300:
-            said = " ".join(body[: 4 * _QUOTED].decode(errors="replace").split())[:_QUOTED]
-            raise ChainFailed(f"it answered {response.status} {response.reason}{': ' + said if said else ''}.")
+            said = quoted("its answer", body[: 4 * _QUOTED].decode(errors="replace")[:_QUOTED])
+            raise ChainFailed(f"it answered {response.status} {response.reason}{said}.")
+        if response.length:  # `read1` does not mind; with chunks it does
+            raise ChainFailed(f"it hung up {response.length} bytes before the end of its answer.")
         charset = _charset(response.headers)
         try:
             return body.decode(charset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -120,6 +121,19 @@ def call_secrets(calls: Mapping[str, CallConfig], environment: Mapping[str, str]
             if _SECRET_HEADER.search(key) and not names:
                 found |= {value, value.rpartition(" ")[2]}  # "Bearer TOKEN" is told without its first word, too
     return found - {""}
+
+
+def quoted(what: str, said: str) -> str:
+    """What the other side said, for the end of an error's sentence; nothing where it said nothing.
+
+    It may quote what it was given. So it is written as `redaction.py` knows it: clients see it, and the log does not.
+
+    Args:
+        what: ends with a word that it knows, such as "answer" or "output".
+        said: with any spaces.
+    """
+    words = " ".join(said.split())
+    return f"; {what}: {json.dumps(words, ensure_ascii=False)}" if words else ""
 
 
 def _variables(value: str) -> list[str]:

@@ -119,7 +119,10 @@ async def test_a_follower_gets_the_text_of_steps_once(start_daemon: StartDaemon)
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        ({"call": "fail"}, 'step "step": call "fail": it ended with exit code 7; its last words: bad luck'),
+        (
+            {"call": "fail"},
+            'step "step": call "fail": it ended with exit code 7; the end of its error output: "bad luck"',
+        ),
         ({"call": "slow"}, 'step "step": call "slow": it took longer than 0.3 s'),
         ({"call": "cat", "max_chars": 5}, "max_chars is 5"),
         ({"extract": {"json": "$.x"}}, 'step "step": there is no JSON value in it'),

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,13 @@ class Handler(BaseHTTPRequestHandler):
                     self.wfile.flush()
                 except OSError:
                     return
+            return
+        if kind in ("/short", "/piece"):
+            self.send_response(200)
+            self.send_header(*(("Content-Length", "100") if kind == "/short" else ("Transfer-Encoding", "chunked")))
+            self.end_headers()
+            self.wfile.write(b"a piece" if kind == "/short" else b"7\r\na piece\r\n")
+            self.close_connection = True
             return
         status = {"/redirect": 302, "/refuse": 422, "/break": 500}.get(kind, 200)
         answer = {
@@ -116,10 +124,12 @@ async def test_its_charset_counts(server: Server) -> None:
     ("path", "says"),
     [
         ("/redirect", "302, a redirect, which is not followed"),
-        ("/refuse", "422 Unprocessable Entity: no such thing"),
+        ("/refuse", '422 Unprocessable Entity; its answer: "no such thing"\\.'),
         ("/break", "500"),
         ("/garbage", "no text in utf-8"),
         ("/large", "more than 50000 bytes"),
+        ("/short", "hung up 93 bytes before the end"),
+        ("/piece", "the request failed"),
     ],
 )
 async def test_what_goes_wrong_is_said(server: Server, path: str, says: str) -> None:
@@ -154,3 +164,22 @@ async def test_a_cancelled_one_hangs_up(server: Server) -> None:
     async with asyncio.timeout(30):
         while any(thread.name == "call" for thread in threading.enumerate()):
             await asyncio.sleep(0.01)
+
+
+async def test_nothing_is_sent_once_it_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up, found = socket.getaddrinfo, threading.Event()
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        assert found.wait(60)
+        return look_up(*arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with pytest.raises(ChainFailed, match="longer than"):
+        await ask(f"{server.url}/echo", timeout_s=0.1)
+    found.set()
+    async with asyncio.timeout(30):
+        while any(thread.name == "call" for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    assert await ask(f"{server.url}/echo", "the next") == "the next"  # whatever was sent before has come before
+    assert [body for _, _, body in server.seen] == [b"the next"]

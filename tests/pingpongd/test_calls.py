@@ -9,10 +9,10 @@ import pytest
 
 from pingpong_bus.chain import parse_chain
 from pingpong_bus.errors import ChainError, ConfigError
-from pingpongd.calls import call_secrets, check_calls, resolve_calls
+from pingpongd.calls import call_secrets, check_calls, quoted, resolve_calls
 from pingpongd.check_calls import call_findings
 from pingpongd.config import DaemonConfig, load_config, parse_config
-from pingpongd.redaction import redactor_of
+from pingpongd.redaction import Redactor, redactor_of
 from pingpongd.reload import merge
 
 GROUPS = [{"name": "a", "devices": ["cpu:0"]}]
@@ -118,3 +118,13 @@ def test_the_example_is_valid_and_may_call_what_it_calls() -> None:
     chain = parse_chain((examples / "steps.json").read_bytes())
     check_calls(chain, found.calls)
     assert [agent.is_step for agent in chain.agents] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("said", ["strangers' words", 'some "quotes" and \\', "of\nlines"])
+def test_clients_see_what_the_other_side_said_and_the_log_does_not(said: str) -> None:
+    told = f"it ended with exit code 1{quoted('the end of its error output', said)}."
+    assert said.split()[-1].strip('"') in told
+    logged = Redactor().text(f'call "x": {told}')
+    assert logged.startswith('call "x": it ended with exit code 1; the end of its error output: <')
+    assert not any(word in logged for word in said.split() if len(word) > 3)
+    assert not quoted("its answer", " \n")
