@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from pingpong_bus.messages import (
@@ -47,6 +48,8 @@ class AgentRecord:
     """What stands in its log: of a step, the code points of its text."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
+    kept: Future[None] | None = None
+    """Done when what it has written is on the disk, or failed where it cannot be for now; None: nobody can say."""
     session: SessionKind | None = None
     prompt_token_match: bool | None = None
     drafts: DraftCounts | None = None

@@ -311,7 +311,7 @@ class ChainRuns:
             self._remember_prefix(worker, record, index)
             self.guessing.finished(record, index)
             self.tell.agent_finished(record, index)
-            self._listener.agent_finished(record, index)
+            agent.kept = self._listener.agent_finished(record, index)
         else:
             self._hops.pop(message.hop, None)
         error = _blame(record, index, message.message) if message.message else ""

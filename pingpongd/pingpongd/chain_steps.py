@@ -1,7 +1,8 @@
 """The steps of running chains: gives them their input, writes their logs, and tells how they end.
 
 A step's output goes into its token log at once, as code points, together with the log's end: nobody sees half of it.
-What a `call` has given is on the disk before anyone reads it, so that a restart asks nobody twice for what is known.
+What a `call` has given is on the disk before anyone reads it, so that a restart asks nobody twice for what is known;
+and what it takes before it begins, so that a restart knows that it may have run.
 """
 
 from __future__ import annotations
@@ -135,6 +136,10 @@ class ChainSteps:
             agent.opened_ns = agent.entries[-1].opened_ns = time.monotonic_ns()
             self._tell.event(record, "opened", index, agent.opened_ns, worker="", prompt_tokens=0)
 
+        is_call = work.spec.call is not None
+        if is_call:
+            for at in record.state.upstreams[index]:
+                await self._until_kept(record, at)
         text = _whole(await self.runner.run(work, began))
         now_ns = time.monotonic_ns()
         agent.output_ids, agent.text = list(map(ord, text)), [text] if text else []
@@ -142,13 +147,20 @@ class ChainSteps:
         agent.finish_reason = "stop"
         agent.entries[-1].first_token_ns = now_ns
         agent.entries[-1].end("finished", now_ns, len(text))
-        kept = self._listener.agent_finished(record, index)
-        if kept is not None and record.chain.agents[index].call is not None:
-            try:
-                await asyncio.wrap_future(kept)
-            except StoreError as error:  # it is tried again; the chain need not wait for the disk
-                _log.warning("step_not_kept", chain=record.id, agent=work.spec.name, error=str(error))
+        agent.kept = self._listener.agent_finished(record, index)
+        if is_call:
+            await self._until_kept(record, index)
         self._publish(record, index)
+
+    async def _until_kept(self, record: ChainRecord, index: int) -> None:
+        """Wait until what an agent or a step has written is on the disk."""
+        if (kept := record.agents[index].kept) is None:
+            return
+        try:
+            await asyncio.wrap_future(kept)
+        except StoreError as error:  # it is tried again; the chain need not wait for the disk
+            name = record.chain.agents[index].name
+            _log.warning("step_not_kept", chain=record.id, agent=name, error=str(error))
 
     def _publish(self, record: ChainRecord, index: int) -> None:
         """Let readers have the output."""

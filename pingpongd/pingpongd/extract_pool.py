@@ -102,7 +102,7 @@ class ExtractPool:
                 await self._replace(child, f"it takes longer than {self._limit_s:g} s")
                 raise ChainFailed(
                     f"it takes longer than {self._limit_s:g} s.",
-                    hint="Write the expression without nested repetitions.",
+                    hint="Write the expression without nested repetitions." if request.spec.regex is not None else "",
                 ) from None
             except EOFError:
                 await self._replace(child, "its process has ended")

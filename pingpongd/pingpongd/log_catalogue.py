@@ -217,7 +217,9 @@ GROUPS: Final[dict[str, dict[str, Event]]] = {
             ("chain", "agent", "kind", "call", "state", "error"),
         ),
         "step_not_kept": Event(
-            _WARNING, "what a call has given is not on disk yet: the store takes nothing", ("chain", "agent", "error")
+            _WARNING,
+            "what a call takes or has given is not on disk yet: the store takes nothing",
+            ("chain", "agent", "error"),
         ),
         "step_fault": Event(_ERROR, "a fault of the daemon in a step; the chain fails", ("chain", "agent", "error")),
         "call_tried_again": Event(

@@ -61,6 +61,7 @@ class StepRunner:
         self._guard = guard
         self._prefix = prefix
         self._pool = ExtractPool(environment, guard, prefix)
+        self._secrets: set[str] = set()
         self._running: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self.configure(calls)
@@ -72,7 +73,8 @@ class StepRunner:
             ConfigError: a call names a variable that is not there; nothing was changed.
         """
         self._calls = resolve_calls(calls, self._environment)
-        self._redactor = Redactor(prompts=True, secrets=call_secrets(calls, self._environment))
+        self._secrets |= call_secrets(calls, self._environment)  # of those that run, too
+        self._redactor = Redactor(prompts=True, secrets=self._secrets)
         for name in self._waiting:
             self._let_in(name)
 

@@ -90,6 +90,21 @@ def test_a_call_is_on_disk_before_anyone_reads_it(service: Service, monkeypatch:
     assert TokenLogReader(service.slab, stream).peek() == (2, LogState.CLOSED)
 
 
+def test_what_a_call_takes_is_on_disk_before_it_begins(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Future[None]] = []
+
+    def keep(chain: str, index: int, outcome: AgentOutcome) -> Future[None]:
+        kept.append(Future())
+        return kept[-1]
+
+    monkeypatch.setattr(service.store, "agent_finished", keep)
+    number = service.submit(trio(), "serial")
+    write(service, 0)
+    assert not service.steps.running
+    service.run(kept[0].set_result, None)
+    assert list(service.steps.running) == [f"{number}/a1"]
+
+
 def test_a_disk_that_takes_nothing_holds_no_chain_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def keep(chain: str, index: int, outcome: AgentOutcome) -> Future[None]:
         found: Future[None] = Future()

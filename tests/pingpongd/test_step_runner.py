@@ -127,3 +127,18 @@ async def test_secrets_are_blotted_out_of_errors(runner: StepRunner) -> None:
     with pytest.raises(ChainFailed, match=r"denied for \*\*\*") as caught:
         await runner.run(work(), nothing)
     assert "very-secret" not in str(caught.value)
+
+
+async def test_secrets_of_a_call_that_runs_stay_secret_when_it_is_configured_anew(
+    runner: StepRunner, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    script = f'while [ ! -e {go} ]; do sleep 0.02; done; echo "denied for $TOKEN" >&2; exit 1'
+    runner.configure({"x": CallConfig(command=sh(script), environment={"TOKEN": "$KEY"})})
+    began = asyncio.Event()
+    task = asyncio.create_task(runner.run(work(), began.set))
+    await began.wait()  # it is started in the turn that its beginning is told in
+    runner.configure({"x": CallConfig(command=["true"], environment={"TOKEN": "another-one"})})
+    go.touch()
+    with pytest.raises(ChainFailed, match=r"denied for \*\*\*"):
+        await task
