@@ -153,3 +153,14 @@ def test_a_long_prompt_costs_no_more_than_it_must() -> None:
     matcher._find = counted  # type: ignore[method-assign, assignment]
     matcher.extend(prompt[5_000:7_000])
     assert looked <= 3
+
+
+def test_a_copy_is_kept_to_and_none_looked_for_where_there_is_no_time() -> None:
+    run = list(range(100, 130))
+    matcher = DraftMatcher([1, 2, 3], [run])
+    matcher.extend(run[:5], look=False)
+    assert matcher.guess(2)[0] == run[5:7]
+    matcher.extend([7, 105, 106], look=False)
+    assert matcher.guess(2)[0] == []
+    matcher.extend([107])
+    assert matcher.guess(2)[0] == run[8:10]

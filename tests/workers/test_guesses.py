@@ -10,6 +10,7 @@ import pytest
 
 from pingpong_bus.messages import DraftCounts, Sampling
 from pingpong_worker.config import WorkerConfig
+from pingpong_worker.draft_matcher import DraftMatcher
 from pingpong_worker.vllm_draft_runner import faults
 from pingpong_worker.vllm_guesses import Guesses
 from pingpong_worker.vllm_guessing import counts_of, guessed_for, guesses, known_runs, refusal
@@ -169,6 +170,35 @@ def test_appends_are_no_decodes_whose_time_counts() -> None:
         guess._times._plain, guess._times._ratios = dict(dear[0]), dict(dear[1])
         prepare(guess, one, *appends)
         assert bool(one.spec_token_ids) == pays
+
+
+def test_of_many_answers_each_has_its_turn_to_have_a_copy_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[DraftMatcher] = []
+    find = DraftMatcher._find
+    monkeypatch.setattr(DraftMatcher, "_find", lambda matcher: looked.append(matcher) or find(matcher))
+    guess = Guesses(ahead=False, on_cores=True)
+    many = [request(f"r{at}", 0, drafts=[[7, 7, 7]], draft_tokens=4) for at in range(40)]  # like nothing they write
+    for one in many:
+        one.num_tokens, one.num_computed_tokens = 4, 3
+    prepare(guess, *many)
+    for step in range(5):
+        made = output({}, *(one.request_id for one in many))
+        for one in many:
+            write(one, 1)
+        looked.clear()
+        guess.ended(made, {}, float(step))
+        assert len(looked) == 16
+        if step == 0:
+            first = set(map(id, looked))
+        elif step == 2:
+            assert first & set(map(id, looked)), "the first have their turn again"
+    assert {state.matcher.written for state in guess._known.values()} == {5}
+    few = {one.request_id: one for one in many[:3]}
+    guess.prepare(many[:3], few)
+    write(many[0], 1)
+    looked.clear()
+    guess.ended(output({}, "r0"), {}, 9.0)
+    assert len(looked) == 1, "of few, all of them, each time"
 
 
 def test_what_was_aborted_is_forgotten_and_what_was_preempted_is_not() -> None:

@@ -26,6 +26,8 @@ from pingpong_worker.vllm_marks import DRAFT_TOKENS, DRAFTS, ITL_RATIO, KEY, is_
 from pingpong_worker.vllm_step import prefills
 
 _USUAL_RATIO: Final = 1.2
+_LOOKS: Final = 16
+"""Answers that a copy is looked for after a step; of more each has its turn, so that the step is not kept waiting."""
 
 
 @dataclass
@@ -42,15 +44,15 @@ class _Guessed:
     guess: list[int] = field(default_factory=list)
     """For the step that is being scheduled."""
 
-    def take(self, drafted: int) -> None:
-        """A step's result is in, for which so many tokens were guessed."""
+    def take(self, drafted: int, *, look: bool = True) -> None:
+        """A step's result is in, for which so many tokens were guessed; `look`: see `DraftMatcher.extend`."""
         new = list(self.request.output_token_ids[self.matcher.written :])
         self.drafted += drafted
         if new:
             accepted = min(drafted, len(new) - 1)
             self.accepted += accepted
             self.steps += len(new) - accepted
-            self.matcher.extend(new)
+            self.matcher.extend(new, look=look)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -77,6 +79,8 @@ class Guesses:
         """Whether it did so since the last step that was not empty."""
         self._late: list[Any] = []
         """Outputs of plain steps that were planned after such a wait, not ahead: no measure of plain ones."""
+        self._looked = 0
+        """Of many, the one whose turn it is to have a copy looked for."""
         self._ended = -math.inf
         self._last_was_decodes = False
 
@@ -139,9 +143,11 @@ class Guesses:
             self._out = [one for one in self._out if one is not output]
         if not self._known:
             return
-        for name in output.num_scheduled_tokens:
-            if (state := self._known.get(name)) is not None:
-                state.take(len(guessed.get(name, ())))
+        names = [name for name in output.num_scheduled_tokens if name in self._known]
+        first = self._looked if len(names) > _LOOKS else 0
+        self._looked = (first + _LOOKS) % max(1, len(names))
+        for at, name in enumerate(names):
+            self._known[name].take(len(guessed.get(name, ())), look=(at - first) % len(names) < _LOOKS)
         for client in results.values() if results else ():
             for result in client.outputs:
                 if (state := self._known.get(result.request_id)) is not None:
