@@ -22,9 +22,12 @@ and to its end where it has none.
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["ThinkFilter", "opens_block", "without_blocks"]
 
 OPEN, CLOSE = "<think>", "</think>"
+_TAG = re.compile(f"{OPEN}|{CLOSE}")
 
 
 class ThinkFilter:
@@ -123,10 +126,8 @@ def opens_block(prompt: str) -> bool:
 
 def _next_tag(text: str, start: int) -> tuple[str, int]:
     """The first whole tag from `start` on, and where it begins; ("", -1) where there is none."""
-    opens, closes = text.find(OPEN, start), text.find(CLOSE, start)
-    if opens >= 0 and (closes < 0 or opens < closes):
-        return OPEN, opens
-    return (CLOSE, closes) if closes >= 0 else ("", -1)
+    found = _TAG.search(text, start)
+    return (found.group(), found.start()) if found else ("", -1)
 
 
 def _begun(text: str, start: int) -> int:

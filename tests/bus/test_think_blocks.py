@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,3 +101,10 @@ def test_knowing_that_an_output_began_outside_changes_nothing_where_its_tags_are
 )
 def test_prompts_that_open_a_block(prompt: str, opens: bool) -> None:
     assert opens_block(prompt) is opens
+
+
+@pytest.mark.parametrize("tag", ["<think>", "</think>"])
+def test_an_output_of_nothing_but_tags_takes_time_in_proportion_to_it(tag: str) -> None:
+    begun = time.process_time()
+    assert len(without_blocks(f"{tag}a" * 120_000, inside=False)) <= 120_000
+    assert time.process_time() - begun < 5, "where each tag is looked for to the text's end it takes far more"
