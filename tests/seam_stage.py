@@ -104,7 +104,7 @@ class Stage:
         self.upstreams = [TokenLogWriter(slab, slab.allocate()) for _ in range(2)]
         self.output = slab.allocate()
         self._publisher = publisher
-        self._subscriber = subscriber
+        self.subscriber = subscriber
 
     def joined(self, parts: list[TextPart | OutputPart], **more: object) -> JoinedPrompt:
         reads = sorted({part.agent for part in parts if isinstance(part, OutputPart)})
@@ -121,7 +121,7 @@ class Stage:
             self.engine,
             self.prompts,
             self.slab,
-            self._subscriber,
+            self.subscriber,
             self._publisher,
             self.messages.append,
             tokenizers=TokenizerShelf(lambda source: self.load(source.model)),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pingpong_worker import token_cuts
+from pingpong_worker import prompt_tokenizer, token_cuts
 from pingpong_worker.incremental_tokens import IncrementalTokens, PieceByPiece
 from pingpong_worker.prompt_tokenizer import PromptTokenizer, tokenizer_digest
 from pingpong_worker.regex_reach import Reach
@@ -308,3 +310,35 @@ def test_words_are_sure_once_the_next_one_has_begun() -> None:
 def test_expressions_that_look_elsewhere_or_are_none_are_refused(pattern: str) -> None:
     with pytest.raises(RegexRefused, match=re.compile(r"\w+")):
         Reach(pattern, token_cuts._member)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tokenizers: Tokenizers) -> None:
+    tokenizer, text = tokenizers["SmolLM2"], "Some words, and 12 more.\n" * 10_000
+
+    def longest_pause(work: Callable[[], object]) -> float:
+        """The longest that this thread did not run while another one worked, as a part of the time that took."""
+        worker = threading.Thread(target=work)
+        worst, begun = 0.0, time.perf_counter()
+        last = begun
+        worker.start()  # which waits for the interpreter, too
+        while worker.is_alive():
+            time.sleep(0.0005)
+            worst, last = max(worst, time.perf_counter() - last), time.perf_counter()
+        return worst / (last - begun)
+
+    grown = tokenizer.growing(control=False, first=False)
+    for work in (
+        lambda: tokenizer.plain(text),
+        lambda: tokenizer.control(text, first=False),
+        lambda: grown.feed(text[:200_000]),
+    ):
+        assert min(longest_pause(work) for _ in range(3)) < 0.5
+
+
+def test_rules_are_made_when_a_tokenizer_is_loaded(
+    definitions: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = PromptTokenizer(definitions["SmolLM2"])
+    monkeypatch.setattr(prompt_tokenizer, "CutRule", None)
+    for control in (False, True):
+        assert tokenizer.growing(control=control, first=False).feed("some words, and more of them")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
+import threading
 from collections.abc import AsyncGenerator
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pingpong_bus.chain import TextPart
+from pingpong_bus.chain import Agent, OutputPart, TextPart
 from pingpong_bus.errors import ChainFailed, ConfigError
 from pingpong_bus.messages import HopFinalized, HopFirstToken, OutputSource, Resume, SeamCounts, TokenizerSource
 from pingpong_bus.token_log import TokenLogWriter
+from pingpong_worker import seam_prompt
 from pingpong_worker.incremental_tokens import GrowingIds, PieceByPiece
+from pingpong_worker.seam_prompt import SeamPrompt
 from pingpong_worker.seam_tokens import SeamTokens
 from pingpong_worker.simulated_prompts import PAIRS, PairPrompts, SimulatedPrompts, simulated_prompts
 from pingpong_worker.text import TextCodec
@@ -100,6 +104,70 @@ async def test_a_character_that_is_not_whole_is_never_sent(stage: Stage) -> None
     stage.close(0)
     await ended(task)
     assert stage.engine.session.prompt == SimulatedPrompts().join(joined, {0: "abcdefgh🚀"})
+
+
+class Watched(SimulatedPrompts):
+    """Keeps `held` characters back, and notes which thread is at work and what the prompt says meanwhile."""
+
+    def __init__(self, held: int = 0) -> None:
+        self.held = held
+        self.threads: list[tuple[int, bool]] = []
+        """Characters taken, and whether on the event loop's thread."""
+        self.tails: list[bool] = []
+        self.prompt: SeamPrompt | None = None
+
+    def growing(self, *, control: bool, first: bool = False) -> GrowingIds:
+        watched = self
+
+        class Growing(PieceByPiece):
+            waiting = watched.held
+
+            def feed(self, text: str) -> list[int]:
+                watched.threads.append((len(text), threading.current_thread() is threading.main_thread()))
+                if watched.prompt is not None:
+                    watched.tails.append(watched.prompt.literal_tail)
+                return super().feed(text)
+
+        return Growing(self.encode_text)
+
+
+@pytest.mark.parametrize(("held", "inline"), [(10, True), (5000, False)])
+async def test_the_loop_is_not_held_up_by_text_that_waits_for_its_end(stage: Stage, held: int, inline: bool) -> None:
+    stage.prompts = watched = Watched(held)
+    joined = stage.joined(parts("A", 0))
+    stage.write(0, list(b"few"))
+    stage.close(0)
+    await ended(asyncio.create_task(stage.feed(joined).run()))
+    assert (3, inline) in watched.threads, "a few characters take as long as all that is looked at with them"
+
+
+async def test_what_a_block_held_back_is_tokenized_in_a_thread(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seam_prompt, "_INLINE_CHARS", 100)
+    stage.prompts = watched = Watched()
+    joined = stage.joined(parts("A", 0), sources={0: OutputSource(strip="think")})
+    task = asyncio.create_task(stage.feed(joined).run())
+    for _ in range(10):
+        stage.write(0, list(b"no block "))
+        await asyncio.sleep(0)
+    stage.close(0)
+    await ended(task)
+    assert (90, True) in watched.threads, "no tag came, so all of it comes at its end"
+    monkeypatch.setattr(seam_prompt, "_INLINE_CHARS", 80)
+    await ended(asyncio.create_task(stage.feed(joined).run()))
+    assert (90, False) in watched.threads
+
+
+async def test_the_last_text_leaves_an_id_for_the_answer_while_a_thread_takes_it(stage: Stage) -> None:
+    stage.prompts = watched = Watched()
+    joined = stage.joined([OutputPart(0), TextPart("x" * 3000)])
+    joined = msgspec.structs.replace(joined, agent=Agent(name="a", raw_prompt="x"))
+    stage.close(0)
+    tokenizers = TokenizerShelf(no_other_tokenizers)
+    watched.prompt = prompt = SeamPrompt(joined, watched, tokenizers, stage.slab, stage.subscriber)
+    await prompt.begin()
+    assert len(prompt.ids) == 3000
+    assert watched.threads == [(3000, False)]
+    assert watched.tails == [False], "no id follows those that are given now: one of them is kept for finalize"
 
 
 class Hasty(PairPrompts):

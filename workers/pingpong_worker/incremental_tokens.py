@@ -9,10 +9,17 @@ if TYPE_CHECKING:  # needs the tokenizers library, which bare installations and 
     from pingpong_worker.token_cuts import CutRule
 
 Encode = Callable[[str], list[int]]
+_LOOK_CHARS = 8192
+"""Of a longer text so much is looked at at once: other threads stand still meanwhile."""
 
 
 class GrowingIds(Protocol):
     """The ids of one text."""
+
+    @property
+    def waiting(self) -> int:
+        """Characters that the next call takes up again."""
+        ...
 
     def feed(self, text: str) -> list[int]:
         """Take the text's next characters; returns the next ids that are certain now."""
@@ -48,32 +55,39 @@ class IncrementalTokens:
         self._encode = encode
         self._finish = finish or encode
         self._suspect = suspect
-        self._waiting: list[str] = []
-        self._length = 0
-        """Characters that wait."""
+        self.waiting = 0
+        """See `GrowingIds`."""
+        self._texts: list[str] = []
+        """What waits."""
         self._worth = 1
         """How many must wait for another look to be worth its time: a look takes as long as what waits is."""
 
     def feed(self, text: str) -> list[int]:
         """See `GrowingIds`."""
-        self._waiting.append(text)
-        self._length += len(text)
-        if self._rule is None or self._length < self._worth:
-            return []
-        waiting = "".join(self._waiting)
-        cut = self._rule.cut(waiting)
-        ids = self._encode(waiting[:cut]) if cut else []
-        if self._suspect(ids):
-            self._rule, ids, cut = None, [], 0
-        self._waiting, self._length = [waiting[cut:]], len(waiting) - cut
-        self._worth = self._length + self._length // 4 + 1
+        ids: list[int] = []
+        for begin in range(0, len(text), _LOOK_CHARS):
+            ids += self._take(text[begin : begin + _LOOK_CHARS])
         return ids
 
     def finish(self) -> list[int]:
         """See `GrowingIds`."""
-        rest = "".join(self._waiting)
-        self._waiting, self._length = [], 0
+        rest = "".join(self._texts)
+        self._texts, self.waiting = [], 0
         return self._finish(rest) if rest else []
+
+    def _take(self, text: str) -> list[int]:
+        self._texts.append(text)
+        self.waiting += len(text)
+        if self._rule is None or self.waiting < self._worth:
+            return []
+        known = "".join(self._texts)
+        cut = self._rule.cut(known)
+        ids = self._encode(known[:cut]) if cut else []
+        if self._suspect(ids):
+            self._rule, ids, cut = None, [], 0
+        self._texts, self.waiting = [known[cut:]], len(known) - cut
+        self._worth = self.waiting + self.waiting // 4 + 1
+        return ids
 
 
 class PieceByPiece:
@@ -82,6 +96,9 @@ class PieceByPiece:
     Args:
         encode: gives them.
     """
+
+    waiting = 0
+    """See `GrowingIds`."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
+from contextlib import suppress
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -22,13 +22,13 @@ class PromptTokenizer:
     """
 
     def __init__(self, definition: str) -> None:
-        inner = _without_prefix(json.loads(definition))
-        plain = _all_special(json.loads(inner))
-        self._definitions = {"inner": inner, "plain": plain}
-        self._same_first = json.loads(inner) == json.loads(definition)
+        given = json.loads(definition)
+        inner = _without_prefix(given)
+        plain = _all_special(inner)
+        self._same_first = inner == given
         self._first = _load(definition)
-        self._inner = _load(inner)
-        self._plain = _load(plain)
+        self._inner = _load(json.dumps(inner))
+        self._plain = _load(json.dumps(plain))
         self._plain.encode_special_tokens = True
         added = self._first.get_added_tokens_decoder()
         self.silent = frozenset(token for token, entry in added.items() if entry.special)
@@ -36,51 +36,41 @@ class PromptTokenizer:
         # Not only the special ones: many models mark roles, tools and thoughts with added tokens that are shown.
         control = {token: entry.content for token, entry in added.items() if not _is_space(entry.content)}
         # What stands for characters that the vocabulary lacks is no control token, though it may be special.
-        model = json.loads(definition)["model"]
+        model = given["model"]
         unknown = {model.get("unk_id"), self._first.token_to_id(model.get("unk_token") or "")}
         self._control_ids = frozenset(control) - unknown
         self.control_tokens = list(control.values())
         """The control tokens as text: all that were added to the vocabulary, but for runs of white space."""
         self.shown_tokens = [content for token, content in control.items() if token not in self.silent]
         """Those of them that are not special: they give text."""
-
-    @property
-    def obstacle(self) -> str:
-        """Why no id of plain text is certain before its end, in a clause; empty where ids are. Slow the first time."""
-        found = self._plain_rule
-        return found if isinstance(found, str) else ""
+        self.obstacle = ""
+        """Why no id of plain text is certain before its end, in a clause; empty where ids are."""
+        # Made here, for to make them takes long: an event loop that asked for them first would stand still.
+        self._plain_rule: CutRule | None = None
+        self._control_rule: CutRule | None = None
+        try:
+            self._plain_rule = CutRule(self._plain, plain, read_special=False)
+        except NoRule as error:
+            self.obstacle = str(error)
+        with suppress(NoRule):
+            self._control_rule = CutRule(self._inner, inner, read_special=True)
 
     def growing(self, *, control: bool, first: bool) -> IncrementalTokens:
-        """What `control` or `plain` gives, while the text comes. Slow the first time: rules are made.
+        """What `control` or `plain` gives, while the text comes.
 
         Args:
             control: as which of the two.
             first: as of `control`.
         """
         if not control:
-            rule = self._plain_rule
             return IncrementalTokens(
-                rule if isinstance(rule, CutRule) else None,
-                lambda text: list(self._plain.encode(text, add_special_tokens=False).ids),
+                self._plain_rule,
+                lambda text: _ids(self._plain, text),
                 suspect=lambda ids: not self._control_ids.isdisjoint(ids),
                 finish=self.plain,
             )
         known = None if first and not self._same_first else self._control_rule
         return IncrementalTokens(known, lambda text: self.control(text, first=first))
-
-    @functools.cached_property
-    def _plain_rule(self) -> CutRule | str:
-        try:
-            return CutRule(self._plain, self._definitions["plain"], read_special=False)
-        except NoRule as error:
-            return str(error)
-
-    @functools.cached_property
-    def _control_rule(self) -> CutRule | None:
-        try:
-            return CutRule(self._inner, self._definitions["inner"], read_special=True)
-        except NoRule:
-            return None
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids; ids beyond the vocabulary give none."""
@@ -89,8 +79,7 @@ class PromptTokenizer:
 
     def control(self, text: str, *, first: bool) -> list[int]:
         """Ids of text in which control tokens count; `first` where it begins the prompt. No BOS is added."""
-        ids: list[int] = (self._first if first else self._inner).encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self._first if first else self._inner, text)
 
     def plain(self, text: str) -> list[int]:
         """Ids of text in which no control token counts, whatever it says."""
@@ -98,16 +87,17 @@ class PromptTokenizer:
         waiting = [text]
         while waiting:
             piece = waiting.pop()
-            encoded = self._plain.encode(piece, add_special_tokens=False)
-            if self._control_ids.isdisjoint(encoded.ids):
-                ids += encoded.ids
+            found = _ids(self._plain, piece)
+            if self._control_ids.isdisjoint(found):
+                ids += found
             elif len(piece) > 1:
                 # Some vocabularies spell control tokens among their ordinary words. Take the word apart.
-                at = next(at for at, token in enumerate(encoded.ids) if token in self._control_ids)
-                cut = min(encoded.offsets[at][0] + 1, len(piece) - 1)
+                at = next(at for at, token in enumerate(found) if token in self._control_ids)
+                offsets = self._plain.encode_batch([piece], add_special_tokens=False)[0].offsets
+                cut = min(offsets[at][0] + 1, len(piece) - 1)
                 waiting += [piece[cut:], piece[:cut]]
             else:
-                ids += [token for token in encoded.ids if token not in self._control_ids]
+                ids += [token for token in found if token not in self._control_ids]
         return ids
 
 
@@ -122,6 +112,13 @@ def tokenizer_digest(definition: str) -> str:
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    """As `encode` gives them, which keeps the interpreter's lock all the while: no other thread would run, and a
+    megabyte of text takes half a second. The batch lets go of it."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
+
+
 def _load(definition: str) -> Any:
     tokenizer = Tokenizer.from_str(definition)
     tokenizer.no_truncation()
@@ -129,11 +126,11 @@ def _load(definition: str) -> Any:
     return tokenizer
 
 
-def _all_special(definition: dict[str, Any]) -> str:
+def _all_special(definition: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer with every control token marked as special, for only special ones can be left unread."""
-    for entry in definition["added_tokens"]:
-        entry["special"] = entry["special"] or not _is_space(entry["content"])
-    return json.dumps(definition)
+    entries = definition["added_tokens"]
+    marked = [{**entry, "special": entry["special"] or not _is_space(entry["content"])} for entry in entries]
+    return {**definition, "added_tokens": marked}
 
 
 def _is_space(content: str) -> bool:
@@ -141,11 +138,10 @@ def _is_space(content: str) -> bool:
     return not content.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").strip()
 
 
-def _without_prefix(definition: dict[str, Any]) -> str:
+def _without_prefix(definition: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer without the space that some put before a text: a part in the middle of a prompt has none."""
-    definition["normalizer"] = _strip(definition.get("normalizer"))
-    definition["pre_tokenizer"] = _strip(definition.get("pre_tokenizer"))
-    return json.dumps(definition)
+    steps = {key: _strip(definition.get(key)) for key in ("normalizer", "pre_tokenizer")}
+    return {**definition, **steps}
 
 
 def _strip(step: dict[str, Any] | None) -> dict[str, Any] | None:

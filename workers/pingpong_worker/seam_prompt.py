@@ -24,7 +24,7 @@ from pingpong_worker.seam_tokens import SeamTokens
 from pingpong_worker.text_source import TextSource, TokenizerShelf, text_source
 
 _INLINE_CHARS = 2000
-"""A longer text is tokenized in a thread, so that the event loop's tokens need not wait for it."""
+"""More text, with what waits before it, is tokenized in a thread: the event loop's tokens must not wait for it."""
 _INLINE_IDS = 128
 """More ids are decoded there."""
 
@@ -152,11 +152,8 @@ class SeamPrompt:
             part = self._parts[self._next]
             if not isinstance(part, TextPart):
                 return
-            if self._next == 0 or len(part.text) > _INLINE_CHARS:  # the first makes the tokenizer's rules
-                await asyncio.to_thread(self._tokens.feed, part.text, control=part.control)
-            else:
-                self._tokens.feed(part.text, control=part.control)
-            self._advance()
+            self._advance()  # first: while a thread takes the last text, `ids` may be all that there will be
+            await self._take(part.text, control=part.control)
             self.changed.set()
 
     async def _take_output(self, agent: int) -> None:
@@ -172,17 +169,21 @@ class SeamPrompt:
                 if view.ids:
                     self._clock.arrived(len(view.ids))
                 if len(view.ids) > _INLINE_IDS:
-                    texts.append(await asyncio.to_thread(self._take_ids, source, view.ids, closed))
+                    text = await asyncio.to_thread(_decoded, source, view.ids, closed)
                 else:
-                    texts.append(self._take_ids(source, view.ids, closed))
+                    text = _decoded(source, view.ids, closed)
+                await self._take(text, control=False)
+                texts.append(text)
                 self.stream_tokens += len(view.ids)
                 self.changed.set()
         self.texts[agent] = "".join(texts)
 
-    def _take_ids(self, source: TextSource, ids: Sequence[int], closed: bool) -> str:
-        text = source.feed(ids) + (source.finish() if closed else "")
-        self._tokens.feed(text, control=False)
-        return text
+    async def _take(self, text: str, *, control: bool) -> None:
+        """Tokenize the prompt's next characters."""
+        if self._tokens.waiting + len(text) > _INLINE_CHARS:
+            await asyncio.to_thread(self._tokens.feed, text, control=control)
+        else:
+            self._tokens.feed(text, control=control)
 
     def _follow(self, stream: StreamRef) -> AsyncGenerator[LogView, None]:
         if stream.bell:
@@ -195,3 +196,7 @@ class SeamPrompt:
     def _advance(self) -> None:
         self._next += 1
         self._clock = TokenClock()
+
+
+def _decoded(source: TextSource, ids: Sequence[int], closed: bool) -> str:
+    return source.feed(ids) + (source.finish() if closed else "")

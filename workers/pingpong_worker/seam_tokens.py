@@ -23,6 +23,11 @@ class SeamTokens:
         self._parts: list[TextPart] = []
         self._growing: GrowingIds | None = None
 
+    @property
+    def waiting(self) -> int:
+        """Characters that the next call takes up again."""
+        return 0 if self._growing is None else self._growing.waiting
+
     def feed(self, text: str, *, control: bool) -> None:
         """Take the prompt's next characters; where the kind changes, what came before has ended.
 

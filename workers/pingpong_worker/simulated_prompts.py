@@ -202,6 +202,11 @@ class _GrowingPairs:
         self._prompts = prompts
         self._letter = ""
 
+    @property
+    def waiting(self) -> int:
+        """See `GrowingIds`."""
+        return len(self._letter)
+
     def feed(self, text: str) -> list[int]:
         """See `GrowingIds`."""
         text = self._letter + text

@@ -21,7 +21,6 @@ A tokenizer that does something else has no rule, and says why.
 from __future__ import annotations
 
 import functools
-import json
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -54,23 +53,24 @@ class CutRule:
 
     Args:
         tokenizer: itself. What it puts before a text must have been taken out.
-        definition: its tokenizer.json.
+        definition: its tokenizer.json, parsed.
         read_special: whether special tokens count in its texts.
 
     Raises:
         NoRule: there is none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, definition: str, *, read_special: bool) -> None:
-        parsed = json.loads(definition)
+    def __init__(self, tokenizer: Tokenizer, definition: dict[str, Any], *, read_special: bool) -> None:
         self._normalizer, self._pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
-        self._joins = _check_normalizer(parsed.get("normalizer"))
-        self._added = AddedTokens(parsed, read_special=read_special)
-        stages = list(_flat(parsed.get("pre_tokenizer"), "pretokenizers"))
+        self._joins = _check_normalizer(definition.get("normalizer"))
+        if self._joins:
+            _joined()  # takes long, so not when the first text comes
+        self._added = AddedTokens(definition, read_special=read_special)
+        stages = list(_flat(definition.get("pre_tokenizer"), "pretokenizers"))
         self._reaches = _reaches(stages)
         self.local = not self._reaches and all(map(_cuts_anywhere, stages))
         """Whether cuts hang on nothing but the characters around them, and not on where a text begins."""
-        model = parsed["model"]
+        model = definition["model"]
         if model.get("dropout"):
             raise NoRule("its model draws which merges to leave out.")
         self._spans = _Spans(model, stages) if self.local and _is_plain_bpe(model) else None

@@ -116,8 +116,7 @@ class Requests:
             return Prepared(request=message.request, agents=prepare_ids(message.chain, vocabulary, wanted))
         agents = await asyncio.to_thread(serving.prompts.prepare, message.chain, message.inputs, vocabulary, wanted)
         if message.as_text and isinstance(serving.prompts, Prompts):
-            # Asked for only here: to find out is slow the first time.
-            why = await asyncio.to_thread(lambda prompts: prompts.obstacle, serving.prompts)
+            why = serving.prompts.obstacle
             text = {at for at, index in enumerate(wanted or range(len(agents))) if index in message.as_text}
             if why:
                 agents = [_not_ahead(agent, why) if at in text else agent for at, agent in enumerate(agents)]
