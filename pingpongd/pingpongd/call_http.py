@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from email.message import Message
 from urllib.parse import urlsplit
 
@@ -72,15 +72,8 @@ class _Exchange:
     """One request and its answer; `run` is the thread's, `close` anybody's."""
 
     def __init__(self, url: str, headers: Mapping[str, str], text: str, timeout_s: float, most_bytes: int) -> None:
-        parts = urlsplit(url)
-        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        host, self._by = parts.hostname or "", time.monotonic() + timeout_s
-        self._connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            self._connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
-        else:
-            self._connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
+        self._url = urlsplit(url)
+        self._by = time.monotonic() + timeout_s
         given = {name.lower() for name in headers}
         plain = {} if "content-type" in given else {"Content-Type": "text/plain; charset=utf-8"}
         self._headers = plain | dict(headers)
@@ -92,7 +85,8 @@ class _Exchange:
 
     def run(self) -> str | ChainFailed:
         try:
-            return self._exchange()
+            with closing(self._connection()) as connection:
+                return self._exchange(connection)
         except ChainFailed as error:
             return error
         except TimeoutError:
@@ -100,8 +94,6 @@ class _Exchange:
         except (OSError, http.client.HTTPException, ValueError) as error:
             said = str(error) or type(error).__name__
             return ChainFailed(f"the request failed: {said.removesuffix('.')}.")
-        finally:
-            self._connection.close()
 
     def close(self) -> None:
         """Wake the thread, where it waits for the other side; nothing is sent any more."""
@@ -111,13 +103,21 @@ class _Exchange:
                 # Not the TLS socket's own, which would first let what is being sent go on in the clear.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def _exchange(self) -> str:
-        self._connection.connect()
-        self._socket = self._connection.sock
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme != "https":
+            return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+        context = ssl.create_default_context()  # reads all certificates: tens of milliseconds
+        return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
+
+    def _exchange(self, connection: http.client.HTTPConnection) -> str:
+        connection.connect()
+        self._socket = connection.sock
         if self._given_up:  # while it looked the name up, or waited for the other side to take it
             raise TimeoutError
-        self._connection.request("POST", self._target, self._body, self._headers)
-        response = self._connection.getresponse()
+        target = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+        connection.request("POST", target, self._body, self._headers)
+        response = connection.getresponse()
         body = self._read(response)
         if 300 <= response.status < 400:
             raise ChainFailed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -183,3 +184,16 @@ async def test_nothing_is_sent_once_it_is_given_up(server: Server, monkeypatch: 
     monkeypatch.undo()
     assert await ask(f"{server.url}/echo", "the next") == "the next"  # whatever was sent before has come before
     assert [body for _, _, body in server.seen] == [b"the next"]
+
+
+async def test_certificates_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = []
+
+    def read() -> Any:
+        readers.append(threading.current_thread().name)
+        raise ssl.SSLError(1, "no certificates")
+
+    monkeypatch.setattr(ssl, "create_default_context", read)
+    with pytest.raises(ChainFailed, match="the request failed: .*no certificates"):
+        await ask("https://127.0.0.1:1/")
+    assert readers == ["call"]
