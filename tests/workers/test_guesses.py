@@ -180,7 +180,8 @@ def test_of_many_answers_each_has_its_turn_to_have_a_copy_looked_for(monkeypatch
     many = [request(f"r{at}", 0, drafts=[[7, 7, 7]], draft_tokens=4) for at in range(40)]  # like nothing they write
     for one in many:
         one.num_tokens, one.num_computed_tokens = 4, 3
-    prepare(guess, *many)
+    for _ in range(20):
+        prepare(guess, *many)
     for step in range(5):
         made = output({}, *(one.request_id for one in many))
         for one in many:
@@ -199,6 +200,20 @@ def test_of_many_answers_each_has_its_turn_to_have_a_copy_looked_for(monkeypatch
     looked.clear()
     guess.ended(output({}, "r0"), {}, 9.0)
     assert len(looked) == 1, "of few, all of them, each time"
+
+
+def test_answers_that_begin_together_are_followed_one_after_the_other() -> None:
+    guess = Guesses(ahead=False, on_cores=True)
+    many = [marked(f"r{at}") for at in range(5)]
+    for followed in (2, 4, 5, 5):
+        prepare(guess, *many)
+        assert sum(bool(one.spec_token_ids) for one in many) == followed
+        for one in many:
+            one.output_token_ids = [*one.output_token_ids, RUN[one.num_output_tokens]]
+            one.num_output_tokens, one.num_tokens = one.num_output_tokens + 1, one.num_tokens + 1
+            one.num_computed_tokens += 1
+        guess.ended(output({}, *(one.request_id for one in many)), {}, 1.0)
+    assert {state.matcher.written for state in guess._known.values()} == {24}
 
 
 def test_what_was_aborted_is_forgotten_and_what_was_preempted_is_not() -> None:

@@ -245,18 +245,35 @@ def test_tokens_that_one_step_gave_together_are_one_wait() -> None:
     assert cell.total_ms == pytest.approx(60)
 
 
-async def test_a_session_with_guesses_counts_steps_as_waits() -> None:
+@pytest.mark.parametrize(
+    ("outputs", "waits"),
+    [
+        (
+            [
+                OutputTokens([1]),
+                OutputTokens([2, 3, 4], drafts=DraftCounts(steps=2, drafted=2, accepted=2)),
+                OutputTokens([5, 6, 7], drafts=DraftCounts(steps=4, drafted=3, accepted=3)),
+                OutputTokens([8], "length", drafts=DraftCounts(steps=5, drafted=3, accepted=3)),
+            ],
+            4,  # one, two merged ones, and one
+        ),
+        (
+            [
+                OutputTokens([1]),
+                OutputTokens([2]),
+                OutputTokens([3, 4, 5]),  # three steps, merged, before anything is guessed for it
+                OutputTokens([6, 7, 8], "length", drafts=DraftCounts(steps=6, drafted=2, accepted=2)),
+            ],
+            5,
+        ),
+    ],
+)
+async def test_a_session_with_guesses_counts_steps_as_waits(outputs: list[OutputTokens], waits: int) -> None:
     meter = StepMeter()
-    outputs = [
-        OutputTokens([1]),
-        OutputTokens([2, 3, 4], drafts=DraftCounts(steps=2, drafted=2, accepted=2)),
-        OutputTokens([5, 6, 7], drafts=DraftCounts(steps=4, drafted=3, accepted=3)),
-        OutputTokens([8], "length", drafts=DraftCounts(steps=5, drafted=3, accepted=3)),
-    ]
     script = Script("prefix-cache", outputs)
     session = MeteredSession(script, meter)
     for _ in outputs:
         script.go.release()
     async with aclosing(session.finalize([9], SAMPLING)) as answer:
         assert [token async for output in answer for token in output.ids] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert sum(sum(cell.buckets.values()) for cell in meter.take_counts()) == 4, "one, two merged ones, and one"
+    assert sum(sum(cell.buckets.values()) for cell in meter.take_counts()) == waits

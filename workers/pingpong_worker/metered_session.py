@@ -49,13 +49,13 @@ class MeteredSession:
         self._sent += len(ids)
         self._uncomputed += len(ids)
         submission = self._submitted(is_append=False)
-        counted = 1  # the step of the prompt gives the first token, before anything is guessed
+        counted = 0
         try:
             async with aclosing(self._session.finalize(ids, sampling)) as outputs:
                 async for tokens in outputs:
                     computed = self._computed(tokens)
                     steps = None if tokens.drafts is None else tokens.drafts.steps - counted
-                    counted += steps or 0
+                    counted += len(tokens.ids) if steps is None else steps  # a token a step, until it is guessed for
                     self._meter.output(
                         submission, time.monotonic(), tokens=len(tokens.ids), steps=steps, computed=computed
                     )

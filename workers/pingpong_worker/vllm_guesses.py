@@ -15,7 +15,7 @@ One object for each scheduler; only requests with the mark `DRAFTS` are looked a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,6 +26,8 @@ from pingpong_worker.vllm_marks import DRAFT_TOKENS, DRAFTS, ITL_RATIO, KEY, is_
 from pingpong_worker.vllm_step import prefills
 
 _USUAL_RATIO: Final = 1.2
+_BEGINNINGS: Final = 2
+"""Answers that are begun to be guessed for in a step: to sort a prompt of some thousand tokens takes a millisecond."""
 _LOOKS: Final = 16
 """Answers that a copy is looked for after a step; of more each has its turn, so that the step is not kept waiting."""
 
@@ -108,7 +110,7 @@ class Guesses:
         if not marked and not self._known:
             return False
         decodes = [one for one in running if _decodes(one)]
-        guessed = [self._state(one) for one in marked if _decodes(one)]
+        guessed = self._states(one for one in marked if _decodes(one))
         if len(self._known) > len(marked):  # some were aborted, or wait after they were pre-empted
             self._known = {name: state for name, state in self._known.items() if requests.get(name) is state.request}
         if self._out:
@@ -155,13 +157,25 @@ class Guesses:
                     if result.finish_reason is not None:
                         del self._known[result.request_id]
 
-    def _state(self, request: Any) -> _Guessed:
-        state = self._known.get(request.request_id)
-        if state is None or state.request is not request:
-            mark = mark_of(request.sampling_params)
-            matcher = DraftMatcher(request.prompt_token_ids or (), mark[DRAFTS], self._odds)
-            state = self._known[request.request_id] = _Guessed(request, matcher, int(mark.get(DRAFT_TOKENS, 0)))
-            state.take(0)
+    def _states(self, requests: Iterable[Any]) -> list[_Guessed]:
+        """Of those that are followed; of the others the first two are, from now on."""
+        found: list[_Guessed] = []
+        begun = 0
+        for request in requests:
+            state = self._known.get(request.request_id)
+            if state is None or state.request is not request:
+                if begun == _BEGINNINGS:
+                    continue
+                begun += 1
+                state = self._known[request.request_id] = self._begin(request)
+            found.append(state)
+        return found
+
+    def _begin(self, request: Any) -> _Guessed:
+        mark = mark_of(request.sampling_params)
+        matcher = DraftMatcher(request.prompt_token_ids or (), mark[DRAFTS], self._odds)
+        state = _Guessed(request, matcher, int(mark.get(DRAFT_TOKENS, 0)))
+        state.take(0)
         return state
 
     def _choose(self, guessed: Sequence[_Guessed], decodes: Sequence[Any]) -> list[int]:
