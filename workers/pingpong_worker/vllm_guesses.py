@@ -175,7 +175,7 @@ class Guesses:
         mark = mark_of(request.sampling_params)
         matcher = DraftMatcher(request.prompt_token_ids or (), mark[DRAFTS], self._odds)
         state = _Guessed(request, matcher, int(mark.get(DRAFT_TOKENS, 0)))
-        state.take(0)
+        state.take(0, look=False)
         return state
 
     def _choose(self, guessed: Sequence[_Guessed], decodes: Sequence[Any]) -> list[int]:
