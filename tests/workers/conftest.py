@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from pingpong_worker.config import WorkerConfig
 from pingpong_worker.model_store import EMBEDDED_MODEL
+from pingpong_worker.shared_memory_names import PREFIX_VARIABLE, instance_prefix, unlink_segments, worker_prefix
 from pingpong_worker.vllm_engine import VllmEngine
 
 
@@ -26,8 +27,12 @@ async def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
 
     Tests that use it must run in the session's event loop: ``pytest.mark.asyncio(loop_scope="session")``.
     """
-    temporary = str(tmp_path_factory.mktemp("vllm"))
-    with mock.patch.dict(os.environ, {"TMPDIR": temporary}):  # and without what the engine sets
+    temporary = tmp_path_factory.mktemp("vllm")
+    # Where the machine has much to do vLLM kills its processes after 5 s, and what they leave in shared memory is known
+    # to this process's resource tracker, which lives on. So they name it as a worker's do.
+    segments = worker_prefix(instance_prefix(temporary))
+    environment = {"TMPDIR": str(temporary), PREFIX_VARIABLE: segments}
+    with mock.patch.dict(os.environ, environment):  # and without what the engine sets
         engine = VllmEngine(
             WorkerConfig(
                 name="test",
@@ -49,3 +54,4 @@ async def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
             yield engine
         finally:
             await engine.shutdown()
+            unlink_segments(segments)
