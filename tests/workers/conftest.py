@@ -31,8 +31,7 @@ async def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
     # Where the machine has much to do vLLM kills its processes after 5 s, and what they leave in shared memory is known
     # to this process's resource tracker, which lives on. So they name it as a worker's do.
     segments = worker_prefix(instance_prefix(temporary))
-    environment = {"TMPDIR": str(temporary), PREFIX_VARIABLE: segments}
-    with mock.patch.dict(os.environ, environment):  # and without what the engine sets
+    with mock.patch.dict(os.environ, {"TMPDIR": str(temporary)}):  # and without what the engine sets
         engine = VllmEngine(
             WorkerConfig(
                 name="test",
@@ -49,7 +48,11 @@ async def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch and vLLM say at import is not ours to mend
-            await engine.start()
+            os.environ[PREFIX_VARIABLE] = segments
+            try:
+                await engine.start()
+            finally:
+                del os.environ[PREFIX_VARIABLE]  # what other tests start is not the engine's
         try:
             yield engine
         finally:
