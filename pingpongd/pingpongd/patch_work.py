@@ -19,12 +19,13 @@ from pathlib import Path
 import msgspec
 
 from pingpong_bus.errors import ConfigError
+from pingpong_worker.vllm_abilities import STATE_FILE
 from pingpongd.patch_series import Series, digest
 from pingpongd.vllm_installation import PACKAGE, Installation, with_record
 from pingpongd.whole_files import PatchNotWritten, beside, read_file, replace_file, stage_file, write_file
 
-KEPT = f"{PACKAGE}/.pingpongd-patch"
-_STATE = f"{KEPT}/state.json"
+_STATE = f"{PACKAGE}/{STATE_FILE}"
+KEPT = _STATE.rpartition("/")[0]
 
 
 class KeptFile(msgspec.Struct, frozen=True):

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from made_up_vllm import FILES, PATCHES, install, tree, write_patches
+from pingpong_bus.errors import ConfigError
+from pingpong_worker.vllm_abilities import check_patched_whole
 from pingpongd import patch_work
 from pingpongd.__main__ import main
 from pingpongd.check_patches import patch_findings
@@ -359,6 +361,13 @@ def test_a_killed_run_is_told_of(desk: Desk) -> None:
     assert code == 0
     assert "a run was cut short: apply completes it, revert undoes it" in out
     assert desk.report("status")["cut_short"]
+    version, package = desk.report("status")["vllm"], desk.site / "vllm"
+    with pytest.raises(ConfigError, match="patched in part"):  # no engine starts with it
+        check_patched_whole(version, [package])
+    check_patched_whole("0.0.1", [package])  # another vLLM was installed over it
+    for verb in ("apply", "revert"):
+        desk.report(verb)
+        check_patched_whole(version, [package])
 
 
 def test_a_later_release_takes_back_or_replaces_what_an_earlier_one_did(

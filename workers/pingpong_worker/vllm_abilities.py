@@ -18,10 +18,16 @@ import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
+from pingpong_bus.errors import ConfigError
+
 APPEND_WITHOUT_SAMPLING = "append-without-sampling"
 IDLE_SESSIONS_GIVE_WAY = "idle-sessions-give-way"
 PREFILL_PROGRESS = "prefill-progress"
 
+STATE_FILE = ".pingpongd-patch/state.json"
+"""Where in vLLM's package `pingpongd patch` writes what it is about to do."""
 _SCHEDULER = "v1/core/sched/scheduler.py"
 MARKS = {
     "chunk-max-tokens": (_SCHEDULER, "    chunks_have_max_tokens = True\n"),
@@ -35,10 +41,41 @@ MARKS = {
 """For each ability the file of the package, and the line in it, by which its patch announces it."""
 
 
+class _State(msgspec.Struct):
+    vllm: str
+    done: bool
+
+
+def check_patched_whole(version: str, folders: Iterable[Path] | None = None) -> None:
+    """See that no run of `pingpongd patch` has left vLLM patched in part: such an engine fails in its first step.
+
+    Args:
+        version: of vLLM; of another one nothing holds any more.
+        folders: of its package; None: of the one that this process would import.
+
+    Raises:
+        ConfigError: a run was cut short, or is under way.
+    """
+    package = next(iter(_folders() if folders is None else folders), None)
+    try:
+        state = msgspec.json.decode((package / STATE_FILE).read_bytes(), type=_State) if package else None
+    except (OSError, msgspec.MsgspecError):
+        return
+    if state is not None and not state.done and state.vllm == version:
+        raise ConfigError(
+            "vLLM is patched in part: a run of `pingpongd patch` was cut short, or is under way.",
+            hint="`pingpongd patch apply` completes it, `pingpongd patch revert` undoes it.",
+        )
+
+
 def installed_abilities() -> tuple[str, ...]:
     """The abilities of the vLLM that this process would import; none where there is no vLLM."""
+    return abilities_of(_folders())
+
+
+def _folders() -> list[Path]:
     spec = importlib.util.find_spec("vllm")
-    return abilities_of(Path(folder) for folder in (spec.submodule_search_locations or ())) if spec else ()
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
 
 
 def abilities_of(folders: Iterable[Path]) -> tuple[str, ...]:

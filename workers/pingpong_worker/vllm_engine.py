@@ -32,7 +32,7 @@ from pingpong_worker.engine import Session
 from pingpong_worker.model_store import resolve_model
 from pingpong_worker.price_file import save_prices
 from pingpong_worker.step_board import StepBoard
-from pingpong_worker.vllm_abilities import IDLE_SESSIONS_GIVE_WAY, installed_abilities
+from pingpong_worker.vllm_abilities import IDLE_SESSIONS_GIVE_WAY, check_patched_whole, installed_abilities
 from pingpong_worker.vllm_guards import Reservations, session_kind
 from pingpong_worker.vllm_guessing import guessed_for, guesses, known_runs
 from pingpong_worker.vllm_handle import Handling, VllmHandle
@@ -86,6 +86,7 @@ class VllmEngine:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("start a vLLM engine from the main thread: its processes end with the thread")
         version = installed_version()
+        check_patched_whole(".".join(map(str, version)))
         model = str(await asyncio.to_thread(resolve_model, self._config.model))
         environment = engine_environment(self._config, os.environ)
         self._guess_tokens = guesses(self._config, version)
