@@ -8,7 +8,7 @@ import pytest
 
 from pingpong_bus.messages import HopAppended, HopFinalized, OutputSource, Sampling
 from pingpong_bus.token_log import TokenLogReader
-from pingpong_worker.incremental_tokens import GrowingIds
+from pingpong_worker.incremental_tokens import GrowingIds, PieceByPiece
 from pingpong_worker.model_store import EMBEDDED_MODEL, resolve_model
 from pingpong_worker.prompt import Prompts
 from pingpong_worker.vllm_engine import VllmEngine
@@ -29,16 +29,7 @@ class Hasty(Prompts):
     def growing(self, *, control: bool, first: bool = False) -> GrowingIds:
         if control:
             return super().growing(control=True, first=first)
-        codec = self
-
-        class Pieces:
-            def feed(self, text: str) -> list[int]:
-                return codec.encode_text(text)
-
-            def finish(self) -> list[int]:
-                return []
-
-        return Pieces()
+        return PieceByPiece(self.encode_text)
 
 
 @pytest.fixture(scope="module")

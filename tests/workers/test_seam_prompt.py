@@ -113,6 +113,8 @@ class Watched(SimulatedPrompts):
         self.held = held
         self.threads: list[tuple[int, bool]] = []
         """Characters taken, and whether on the event loop's thread."""
+        self.ends: list[bool] = []
+        """For each end of a text, whether on that thread."""
         self.tails: list[bool] = []
         self.prompt: SeamPrompt | None = None
 
@@ -128,6 +130,10 @@ class Watched(SimulatedPrompts):
                     watched.tails.append(watched.prompt.literal_tail)
                 return super().feed(text)
 
+            def finish(self) -> list[int]:
+                watched.ends.append(threading.current_thread() is threading.main_thread())
+                return super().finish()
+
         return Growing(self.encode_text)
 
 
@@ -139,6 +145,7 @@ async def test_the_loop_is_not_held_up_by_text_that_waits_for_its_end(stage: Sta
     stage.close(0)
     await ended(asyncio.create_task(stage.feed(joined).run()))
     assert (3, inline) in watched.threads, "a few characters take as long as all that is looked at with them"
+    assert watched.ends[-1] is inline, "and where that is short, no thread is waited for before the prompt is complete"
 
 
 async def test_what_a_block_held_back_is_tokenized_in_a_thread(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

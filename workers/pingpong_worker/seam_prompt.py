@@ -127,7 +127,10 @@ class SeamPrompt:
             await self._take_text()
         if self.complete:
             return
-        await asyncio.to_thread(self._tokens.finish)
+        if self._tokens.waiting > _INLINE_CHARS:
+            await asyncio.to_thread(self._tokens.finish)
+        else:  # at once: the answer waits for it
+            self._tokens.finish()
         self.complete = True
         self._proof = asyncio.get_running_loop().run_in_executor(None, self._tokens.whole)
         self.changed.set()
