@@ -1,9 +1,9 @@
 """A process with a real engine, for tests of how it starts and ends: ``engine_process.py MODEL ARGS_AS_JSON [THEN]``.
 
 Prints one line: "ready", or the error as JSON. "ready" is followed by waiting for the end of standard input; with
-"decode", by an answer that takes long: "decoding" at its first token, and then the error that ended it; with "tell", by
-the stages of its start and what its scheduler shows of a short answer, as JSON; with "keep", by what of two prompts is
-found again after others, of which one was expected back; with "stay", by waiting for ever.
+"decode", by one long answer after another: "decoding" at the first token, and then the error that ended it; with
+"tell", by the stages of its start and what its scheduler shows of a short answer, as JSON; with "keep", by what of two
+prompts is found again after others, of which one was expected back; with "stay", by waiting for ever.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ def answer(error: PingpongError) -> None:
 
 
 async def decode(engine: VllmEngine) -> None:
-    """Ask for much, and tell how that ended and what the engine's check says then."""
+    """Answer until the engine goes, and tell how that ended and what the engine's check says then."""
     sampling = Sampling(max_tokens=1900, ignore_eos=True)
+    told = False
     try:
-        async for output in engine.open("s", cache_salt=None, sampling=sampling).finalize([5] * 40, sampling):
-            if output.cached_tokens is not None:
-                sys.stdout.write("answer decoding\n")
-                sys.stdout.flush()
+        while True:  # a tiny model's answer is over in seconds, and whoever is to kill the engine may come later
+            async for output in engine.open("s", cache_salt=None, sampling=sampling).finalize([5] * 40, sampling):
+                if output.cached_tokens is not None and not told:
+                    told = True
+                    sys.stdout.write("answer decoding\n")
+                    sys.stdout.flush()
     except PingpongError as error:
         answer(error)
     try:
