@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pingpong_bus.errors import ConfigError, PingpongError
+from pingpong_worker.vllm_abilities import check_patched_whole
 from pingpongd.check_finding import Finding, doubtful, failed, passed
 from pingpongd.config import DaemonConfig
 from pingpongd.patch_folder import load_series, shipped, versions
@@ -34,6 +35,7 @@ def patch_findings(
         yield passed("patches", f"none to vLLM {installation.version}; there are to {known}, and it serves without.")
         return
     try:
+        check_patched_whole(installation.version, [installation.package])
         series = load_series(folder, installation.version)
         found = look(installation, series)
     except PingpongError as error:
@@ -48,9 +50,7 @@ def patch_findings(
             "It may be a build of its own, which serves; to patch it, install the release.",
         )
     elif found.other or found.cut_short(series):
-        why = "an earlier release of pingpongd" if found.other else "a run that was cut short"
-        yield doubtful(
-            "patches", f"{counted}, and files are as {why} left them.", "Run pingpongd patch apply, or revert."
-        )
+        why = "an earlier release of pingpongd has left them" if found.other else "no whole patch leaves them"
+        yield doubtful("patches", f"{counted}, and files are as {why}.", "Run pingpongd patch apply, or revert.")
     else:
         yield passed("patches", f"{counted}.")

@@ -472,8 +472,9 @@ def test_check_says_what_is_applied(desk: Desk, tmp_path: Path) -> None:
         [sys.executable, str(Path(__file__).with_name("killed_patch.py")), "6", *desk.words("apply")], check=False
     )
     level, text = found()
-    assert level == "warning"
-    assert "as a run that was cut short left them. Run pingpongd patch apply, or revert." in text
+    assert level == "error", "no engine starts with it"
+    assert "patched in part" in text
+    assert "`pingpongd patch apply` completes it" in text
     desk.report("revert")
     (desk.site / "vllm/alone.py").write_text("alone = None")
     level, text = found()
