@@ -34,7 +34,6 @@ async def run_command(
     timeout_s: float,
     most_bytes: int,
     guard: Guard | None = None,
-    prefix: str = "",
 ) -> str:
     """Run a command to its end, and return what it wrote to its standard output, without a line break at its end.
 
@@ -47,14 +46,13 @@ async def run_command(
         timeout_s: it is ended after so many seconds, with all that it has started.
         most_bytes: of its output; more is an error.
         guard: ends it where this process cannot.
-        prefix: of its names in /dev/shm, for the guard.
 
     Raises:
         ChainFailed: it cannot be started, takes too long, writes too much or what is not UTF-8, or ends with another
             exit code than 0.
     """
     try:
-        child = await ChildProcess.start(command, environment, guard=guard, prefix=prefix)
+        child = await ChildProcess.start(command, environment, guard=guard)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ChainFailed(f"{command[0]} cannot be started: {why}.") from None

@@ -44,7 +44,6 @@ class ChildProcess:
         environment: Mapping[str, str],
         *,
         guard: Guard | None = None,
-        prefix: str = "",
         errors: bool = True,
     ) -> ChildProcess:
         """Start a process.
@@ -53,7 +52,6 @@ class ChildProcess:
             command: program and arguments; no shell.
             environment: its whole environment.
             guard: is told of it, to end it where this process cannot; None: nobody is.
-            prefix: of its names in /dev/shm, for the guard.
             errors: what it writes to its standard error is to be had; else that is ours.
 
         Raises:
@@ -62,7 +60,7 @@ class ChildProcess:
         popen = _launch(command, environment, errors=errors)
         try:
             if guard is not None:
-                guard.watch(popen.pid, prefix)
+                guard.watch(popen.pid, "")
             child = cls(popen, guard)
         except OSError:  # no descriptor is left: nobody would ever see its end
             os.killpg(popen.pid, signal.SIGKILL)
@@ -134,7 +132,7 @@ class ChildProcess:
                 pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # some programs become another user's, such as sudo
             os.killpg(self.pid, number)  # its leader is there, a zombie at least, until `_reap`
 
     def _reap(self) -> None:

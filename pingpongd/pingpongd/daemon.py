@@ -20,7 +20,6 @@ from pingpong_bus.errors import ConfigError, Overloaded, PingpongError, SlabFull
 from pingpong_bus.messages import Heartbeat, Progress, StatusReply
 from pingpong_bus.publisher import Publisher
 from pingpong_bus.slab import Slab
-from pingpong_worker.shared_memory_names import worker_prefix
 from pingpongd.calls import resolve_calls
 from pingpongd.chain_steps import StepTools
 from pingpongd.chains import Chains
@@ -113,8 +112,7 @@ class Daemon:
     async def _serve(
         self, runtime: RuntimeDir, slab: Slab, store: Store, context: zmq.asyncio.Context, sweeper: Sweeper
     ) -> None:
-        prefix = worker_prefix(runtime.segment_prefix)
-        runner = StepRunner(self._config.calls, os.environ, sweeper, prefix)
+        runner = StepRunner(self._config.calls, os.environ, sweeper)
         control = Control(runtime, context)
         bell: Publisher | None = None
         try:

@@ -31,7 +31,6 @@ class ExtractPool:
     Args:
         environment: of its processes; None: this process's.
         guard: ends the processes where this process cannot.
-        prefix: of their names in /dev/shm, for the guard.
         limit_s: how long a step may take.
     """
 
@@ -39,12 +38,10 @@ class ExtractPool:
         self,
         environment: Mapping[str, str] | None = None,
         guard: Guard | None = None,
-        prefix: str = "",
         limit_s: float = EXTRACT_S,
     ) -> None:
         self._environment = os.environ if environment is None else environment
         self._guard = guard
-        self._prefix = prefix
         self._limit_s = limit_s
         self._idle: list[ChildProcess] = []
         self._room = asyncio.Semaphore(_PROCESSES)
@@ -119,9 +116,7 @@ class ExtractPool:
     async def _start(self) -> ChildProcess:
         command = [sys.executable, "-m", "pingpongd.extract_process", str(os.getpid())]
         try:
-            child = await ChildProcess.start(
-                command, self._environment, guard=self._guard, prefix=self._prefix, errors=False
-            )
+            child = await ChildProcess.start(command, self._environment, guard=self._guard, errors=False)
         except OSError as error:
             raise ChainFailed(f"no process can be started for it: {error.strerror}.") from None
         try:

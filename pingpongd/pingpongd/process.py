@@ -34,7 +34,7 @@ class Guard(Protocol):
     """Who ends a worker's processes where this process cannot."""
 
     def watch(self, pid: int, prefix: str) -> None:
-        """A worker has been started."""
+        """A worker has been started, or with an empty prefix a process that has no names in /dev/shm."""
 
     def forget(self, pid: int) -> None:
         """It is gone, with all that it started."""

@@ -49,11 +49,18 @@ def all_processes() -> Iterator[ProcessStat]:
             yield stat
 
 
-def group_lives(group: int) -> bool:
-    """Whether a process of the group runs that is not a zombie: a container's init may not reap orphans."""
+def group_exists(group: int) -> bool:
+    """Whether a group has a process of this user's, or a zombie."""
     try:
         os.killpg(group, 0)
-    except ProcessLookupError:  # the usual answer, and much cheaper than to look at every process
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def group_lives(group: int) -> bool:
+    """Whether a process of the group runs that is not a zombie: a container's init may not reap orphans."""
+    if not group_exists(group):  # the usual answer, and much cheaper than to look at every process
         return False
     return any(stat.group == group and not stat.zombie for stat in all_processes())
 

@@ -46,21 +46,18 @@ class StepRunner:
         calls: Mapping[str, CallConfig],
         environment: Mapping[str, str],
         guard: Guard | None = None,
-        prefix: str = "",
     ) -> None:
         """Args:
         calls: of the configuration.
         environment: the daemon's.
         guard: ends what is started where this process cannot.
-        prefix: of its names in /dev/shm, for the guard.
 
         Raises:
             ConfigError: a call names a variable that is not there.
         """
         self._environment = environment
         self._guard = guard
-        self._prefix = prefix
-        self._pool = ExtractPool(environment, guard, prefix)
+        self._pool = ExtractPool(environment, guard)
         self._secrets: set[str] = set()
         self._running: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -155,7 +152,6 @@ class StepRunner:
             timeout_s=call.timeout_s,
             most_bytes=most_bytes,
             guard=self._guard,
-            prefix=self._prefix,
         )
 
     @asynccontextmanager

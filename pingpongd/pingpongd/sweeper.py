@@ -76,11 +76,11 @@ class Sweeper:
 
         Args:
             pid: of the worker, which leads a process group.
-            prefix: of the worker's names in /dev/shm.
+            prefix: of the worker's names in /dev/shm; empty where it has none.
         """
         stat = read_stat(pid)
         if stat is not None:
-            self._watched[pid] = f"{pid} {stat.id.born} {prefix}\n"
+            self._watched[pid] = f"{pid} {stat.id.born} {prefix or '-'}\n"
             self._tell(self._watched[pid])
 
     def forget(self, pid: int) -> None:

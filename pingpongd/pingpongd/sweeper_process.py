@@ -1,12 +1,16 @@
 """The sweeper's process: outlives its supervisor by a moment, to end and remove what that one can no longer.
 
 Started as ``python -m pingpongd.sweeper_process SUPERVISOR_PID RUNTIME_DIR``, in a session of its own, with a pipe on
-standard input that brings one line for each worker: ``PID BORN PREFIX``. The line ``quit`` ends it.
+standard input that brings one line for each worker: ``PID BORN PREFIX``; the prefix "-" is that of a process that has
+no names in /dev/shm, such as the command of a call. The line ``quit`` ends it.
 
 While a supervisor lives it cleans up after its workers itself, and the kernel ends workers whose supervisor dies. What
 is left for the sweeper: engines that were stopped or too young to have asked the kernel for that, processes that left
 their group, segments that no process of ours has named, and everything that a killed supervisor leaves on file systems.
 Killed itself, with the supervisor, it leaves that to the next start.
+
+Processes without names may come and go many times a second. So nobody looks for what belongs to them, but where their
+group outlives them and the supervisor.
 
 Imports little: it is there all the time, and should take no memory to speak of.
 """
@@ -23,7 +27,7 @@ from pathlib import Path
 
 from pingpong_worker.shared_memory_names import unlink_segments
 from pingpongd.leftovers import clear_abandoned
-from pingpongd.process_group import ProcessId, read_stat
+from pingpongd.process_group import ProcessId, group_exists, read_stat
 from pingpongd.worker_remains import Segments, WorkerRemains, boot_ticks, process_table
 
 _STDIN = 0
@@ -52,6 +56,8 @@ class SweeperProcess:
         self._workers: dict[int, WorkerRemains] = {}
         """By the pidfd of each worker that lives."""
         self._ended: list[WorkerRemains] = []
+        self._just_ended: list[WorkerRemains] = []
+        """Those without names: the supervisor is about to end their groups."""
         self._segments = Segments()
         self._next_look = 0.0
 
@@ -73,7 +79,7 @@ class SweeperProcess:
 
     def _patience(self) -> float:
         """Seconds until there is something to do."""
-        if not self._workers and not self._ended:
+        if not self._workers and not self._ended and not self._just_ended:
             return 3600.0
         return max(0.0, self._next_look - time.monotonic())
 
@@ -93,24 +99,25 @@ class SweeperProcess:
             if line == b"quit":
                 return False
             pid, born, prefix = line.decode("ascii").split()
-            self._watch(WorkerRemains(ProcessId(int(pid), int(born)), prefix))
+            self._watch(WorkerRemains(ProcessId(int(pid), int(born)), "" if prefix == "-" else prefix))
         return True
 
     def _watch(self, worker: WorkerRemains) -> None:
-        self._segments.look(list(self._workers.values()))
-        self._segments.pass_over_present()
-        self._next_look = 0.0
+        if worker.prefix:
+            self._segments.look(list(self._workers.values()))
+            self._segments.pass_over_present()
+            self._next_look = 0.0
         try:
             descriptor = os.pidfd_open(worker.leader.pid)
         except ProcessLookupError:
-            worker.ended = boot_ticks()
-            self._ended.append(worker)
+            self._has_ended(worker)
             return
         stat = read_stat(worker.leader.pid)
         if stat is None or stat.id != worker.leader:  # its number is another's by now, so its group is gone as well
             os.close(descriptor)
-            worker.ended = worker.leader.born
-            self._ended.append(worker)
+            if worker.prefix:
+                worker.ended = worker.leader.born
+                self._ended.append(worker)
             return
         self._workers[descriptor] = worker
         self._poll.register(descriptor, select.POLLIN)
@@ -119,17 +126,26 @@ class SweeperProcess:
         worker = self._workers.pop(descriptor)
         self._poll.unregister(descriptor)
         os.close(descriptor)
+        self._has_ended(worker)
+
+    def _has_ended(self, worker: WorkerRemains) -> None:
         worker.ended = boot_ticks()
-        self._ended.append(worker)
-        self._next_look = 0.0
+        if worker.prefix:
+            self._ended.append(worker)
+            self._next_look = 0.0
+        else:
+            self._just_ended.append(worker)
 
     def _look(self) -> None:
         """See what belongs to whom, and end what is left of workers that have ended."""
         start = time.monotonic()
+        self._ended += [worker for worker in self._just_ended if group_exists(worker.leader.pid)]
+        self._just_ended.clear()
         table = process_table()
         now = boot_ticks()
         for worker in (*self._workers.values(), *self._ended):
-            worker.look(table)
+            if worker.prefix or worker.ended is not None:
+                worker.look(table)
         self._segments.look([*self._workers.values(), *self._ended])
         for worker in list(self._ended):
             left = worker.living(table)
@@ -147,7 +163,7 @@ class SweeperProcess:
         """End and remove everything; the supervisor is dead."""
         start = time.monotonic()
         ended = boot_ticks()
-        workers = [*self._workers.values(), *self._ended]
+        workers = [*self._workers.values(), *self._ended, *self._just_ended]
         for worker in workers:
             worker.ended = worker.ended or ended
         killed: set[ProcessId] = set()
@@ -172,7 +188,7 @@ class SweeperProcess:
             if left:
                 time.sleep(_BUSY_SECONDS)
         for worker in workers:  # what the last of them made before it died
-            removed += unlink_segments(worker.prefix)
+            removed += unlink_segments(worker.prefix) if worker.prefix else []
         pids = sorted(process.pid for process in killed)
         _log(supervisor=self._supervisor, killed=pids, removed=removed, runtime_dir=folder)
 

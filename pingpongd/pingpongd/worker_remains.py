@@ -33,7 +33,7 @@ class WorkerRemains:
     def __init__(self, leader: ProcessId, prefix: str) -> None:
         self.leader = leader
         self.prefix = prefix
-        """Of the names that it has in /dev/shm."""
+        """Of the names that it has in /dev/shm; empty: it has none, such as the command of a call."""
         self.ended: int | None = None
         """When the worker itself ended, in `boot_ticks`."""
         self.names: dict[str, int] = {}
@@ -55,7 +55,7 @@ class WorkerRemains:
             and (self.ended is None or stat.id.born <= self.ended)
         }
         self._known = members | {process for process in self._known if is_there(process, table)}
-        if self.ended is not None and not self._searched:
+        if self.prefix and self.ended is not None and not self._searched:
             self._searched = True
             line = f"{PREFIX_VARIABLE}={self.prefix}".encode()
             self._known |= {stat.id for stat in table.values() if line in _environment(stat.id.pid)}
@@ -115,6 +115,7 @@ class Segments:
 
     def look(self, workers: list[WorkerRemains]) -> None:
         """Note which worker maps or holds each name that is new; costs next to nothing where none is."""
+        workers = [worker for worker in workers if worker.prefix]
         present = _inodes()
         self._tries = {name: tries for name, tries in self._tries.items() if name in present}
         named = tuple(f"{worker.prefix}-" for worker in workers)
@@ -141,7 +142,7 @@ class Segments:
 
         One that is not ours by its name stays if it is another's by now, or if somebody else uses it.
         """
-        removed = unlink_segments(worker.prefix)
+        removed = unlink_segments(worker.prefix) if worker.prefix else []
         if worker.names:
             present = _inodes()
             left = {name for name, inode in worker.names.items() if present.get(name) == inode}

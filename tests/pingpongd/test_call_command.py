@@ -141,3 +141,14 @@ async def test_it_may_be_asked_to_end_in_order(tmp_path: Path) -> None:
     with pytest.raises(ChainFailed, match="longer than"):
         await run(sh(f"trap 'echo bye > {said}; exit' TERM; while true; do sleep 0.05; done"), timeout_s=0.5)
     assert said.read_text() == "bye\n"
+
+
+async def test_one_that_has_become_another_users_is_seen_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    async with asyncio.timeout(20):
+        assert await run(["echo", "done"]) == "done"
+    with pytest.raises(ChainFailed, match="longer than"):
+        await run(["sleep", "3"], timeout_s=0.1)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +19,12 @@ import psutil
 import pytest
 
 from pingpong_worker.shared_memory_names import FOLDER, instance_prefix, segments
+from pingpongd import sweeper_process
 from pingpongd.leftovers import clear_abandoned
-from pingpongd.process_group import ProcessId, ProcessStat, read_stat
+from pingpongd.process_group import ProcessId, ProcessStat, group_lives, read_stat
 from pingpongd.runtime_dir import RuntimeDir
-from pingpongd.worker_remains import WorkerRemains
+from pingpongd.sweeper_process import SweeperProcess
+from pingpongd.worker_remains import ProcessTable, WorkerRemains
 
 SUPERVISOR = Path(__file__).with_name("supervisor_process.py")
 LIMIT_S = 30
@@ -275,6 +278,39 @@ def test_the_sweeper_is_small_and_idle(start: Start) -> None:
     sweeper = psutil.Process(supervisor.pids["sweeper"])
     assert sweeper.memory_info().rss < 25e6, "an interpreter alone has 9 MB"
     assert len(list(Path(f"/proc/{sweeper.pid}/fd").iterdir())) <= 6
+
+
+def test_nobody_looks_for_what_has_no_names_until_its_group_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+    look = WorkerRemains.look
+
+    def note(worker: WorkerRemains, table: ProcessTable) -> None:
+        looked_at.append(worker.leader.pid)
+        look(worker, table)
+
+    monkeypatch.setattr(WorkerRemains, "look", note)
+    given, told = os.pipe()
+    monkeypatch.setattr(sweeper_process, "_STDIN", given)
+    sweeper = SweeperProcess(os.getppid(), Path("/nowhere"))
+    thread = threading.Thread(target=sweeper.run)
+    thread.start()
+    try:
+        for script in ("read line", "sleep 300 & read line"):
+            with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True) as command:
+                born = read_stat(command.pid)
+                assert born is not None
+                os.write(told, f"{command.pid} {born.id.born} -\n".encode())
+                until(lambda: bool(sweeper._workers), lambda: "it is not watched")
+            until(lambda: not sweeper._workers and not sweeper._just_ended, lambda: "it is still watched")
+            if script == "read line":
+                assert looked_at == []
+        until(lambda: not group_lives(command.pid), lambda: "its group lives")
+        assert set(looked_at) == {command.pid}
+    finally:
+        os.write(told, b"quit\n")
+        thread.join()
+        os.close(given)
+        os.close(told)
 
 
 LEADER = ProcessId(100, 1000)
