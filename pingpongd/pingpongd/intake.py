@@ -20,7 +20,7 @@ from pingpongd.fleet import Fleet
 from pingpongd.hop_room import HopRoom
 from pingpongd.model_names import agent_models, check_models, without_default
 from pingpongd.placement import place
-from pingpongd.seams import counted_ids, text_prompts
+from pingpongd.seams import most_ids, text_prompts
 from pingpongd.shapes import STEP_MS, ChainShape
 from pingpongd.speculation import check_speculation
 
@@ -181,8 +181,11 @@ class Intake:
             found = await self._tokenize(chain, inputs, name, agents, as_text, patience)
             for at, one in zip(agents, found, strict=True):
                 prepared[at] = one
+        most = {
+            reader: most_ids(chain, reads, tokenizers, reader, inputs) for reader in {tokenizers[at] for at in as_text}
+        }
         for at in as_text:
-            counts = counted_ids(chain, at, reads, tokenizers, inputs)
+            counts = {read: most[tokenizers[at]][read] for read in reads[at]}
             prepared[at] = msgspec.structs.replace(prepared[at], text=True, counts=counts)
         return prepared
 

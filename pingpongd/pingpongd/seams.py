@@ -122,52 +122,29 @@ def output_sources(
     return found
 
 
-def counted_ids(
-    chain: Chain,
-    index: int,
-    reads: Reads,
-    tokenizers: Sequence[str | None],
-    inputs: Mapping[str, str],
-) -> dict[int, int]:
-    """With how many ids each output counts in a prompt that is joined as text, by agent.
-
-    Args:
-        chain: the chain.
-        index: the agent that reads.
-        reads: per agent, the agents it reads.
-        tokenizers: as for `text_prompts`.
-        inputs: values of the chain's inputs.
-    """
-    lengths = {name: len(value) for name, value in inputs.items()}
-    return {at: most_ids(chain, at, reads, tokenizers, tokenizers[index], lengths) for at in reads[index]}
-
-
 def most_ids(
-    chain: Chain,
-    at: int,
-    reads: Reads,
-    tokenizers: Sequence[str | None],
-    reader: str | None,
-    inputs: Mapping[str, int],
-) -> int:
-    """With how many ids an output counts in a prompt of another tokenizer; an estimate, see above.
+    chain: Chain, reads: Reads, tokenizers: Sequence[str | None], reader: str | None, inputs: Mapping[str, str]
+) -> list[int]:
+    """Per agent, with how many ids its output counts in a prompt that is joined as text; an estimate, see above.
 
     Args:
-        chain: the chain.
-        at: the agent or step that writes it.
+        chain: validated: agents read earlier ones.
         reads: per agent, the agents it reads.
         tokenizers: as for `text_prompts`.
         reader: the tokenizer of the prompt.
-        inputs: the length of each input's value, in characters, by name.
+        inputs: values of the chain's inputs.
     """
-    agent = chain.agents[at]
-    if not agent.is_step:
-        return agent.max_tokens if tokenizers[at] == reader else math.ceil(agent.max_tokens * MORE_IDS)
-    most = math.ceil(agent.max_chars / CHARACTERS_AN_ID)
-    if agent.extract is None:
-        return most
-    # What it takes out is hardly longer than what it takes it from.
-    taken = math.ceil(expanded_length(agent.input or "", inputs) / CHARACTERS_AN_ID)
-    taken += math.ceil(len(agent.extract.otherwise or "") / CHARACTERS_AN_ID)
-    taken += sum(most_ids(chain, read, reads, tokenizers, reader, inputs) for read in reads[at])
-    return min(most, taken)
+    lengths = {name: len(value) for name, value in inputs.items()}
+    found: list[int] = []
+    for at, agent in enumerate(chain.agents):
+        if not agent.is_step:
+            most = agent.max_tokens if tokenizers[at] == reader else math.ceil(agent.max_tokens * MORE_IDS)
+        else:
+            most = math.ceil(agent.max_chars / CHARACTERS_AN_ID)
+        if agent.extract is not None:
+            # What it takes out is hardly longer than what it takes it from.
+            taken = math.ceil(expanded_length(agent.input or "", lengths) / CHARACTERS_AN_ID)
+            taken += math.ceil(len(agent.extract.otherwise or "") / CHARACTERS_AN_ID)
+            most = min(most, taken + sum(found[read] for read in reads[at]))
+        found.append(most)
+    return found

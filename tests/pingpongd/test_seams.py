@@ -13,7 +13,7 @@ from pingpong_bus.messages import Literals, OutputOf, OutputSource, PreparedAgen
 from pingpongd.admission import prompt_bounds
 from pingpongd.intake import reads_of
 from pingpongd.ledger import hop_tokens
-from pingpongd.seams import counted_ids, output_sources, text_prompts, why_text
+from pingpongd.seams import most_ids, output_sources, text_prompts, why_text
 
 WRITER = {"name": "w", "prompt": "x", "max_tokens": 100}
 READER = {"name": "r", "prompt": "{{w}}"}
@@ -106,19 +106,32 @@ def test_text_of_another_tokenizer_counts_more_and_of_a_step_by_its_characters()
         x="y" * 400,
     )
     reads = reads_of(found)
-    same = counted_ids(found, 4, reads, ["t", None, None, None, "t"], {"x": "y" * 400})
+    *same, _ = most_ids(found, reads, ["t", None, None, None, "t"], "t", {"x": "y" * 400})
     # The step's input is 5 characters beside what it reads: "{{w}}" itself, which counts as its own text.
-    assert same == {0: 100, 1: 103, 2: 500, 3: 10}
-    other = counted_ids(found, 4, reads, ["t", None, None, None, "u"], {"x": "y" * 400})
-    assert other == {0: 150, 1: 153, 2: 500, 3: 10}
+    assert same == [100, 103, 500, 10]
+    *other, _ = most_ids(found, reads, ["t", None, None, None, "u"], "u", {"x": "y" * 400})
+    assert other == [150, 153, 500, 10]
     prompt = PreparedAgent(
-        segments=[Literals(ids=[1, 2]), *(OutputOf(agent=at) for at in range(4))], text=True, counts=other
+        segments=[Literals(ids=[1, 2]), *(OutputOf(agent=at) for at in range(4))],
+        text=True,
+        counts=dict(enumerate(other)),
     )
     assert prompt_bounds(found, prompt) == (2, 813)
     prepared = [PreparedAgent(segments=[])] * 4 + [prompt]
     assert hop_tokens(found, prepared, 4, {}) == 2 + 813 + 7
     # What is over counts with what it has become: 10 of 100 ids, and 8,192 characters are what the step may write.
     assert hop_tokens(found, prepared, 4, {0: 10, 1: 819}) == 2 + 15 + 16 + 500 + 10 + 7
+
+
+def test_steps_that_read_two_steps_each_are_counted_once_each() -> None:
+    steps = [
+        {"name": f"s{at}", "input": f"{{{{s{at - 1}}}}}{{{{s{at - 2}}}}}", "extract": {"regex": "a"}, "max_chars": 900}
+        for at in range(2, 60)
+    ]
+    found = chain(WRITER | {"name": "s0"}, WRITER | {"name": "s1"}, *steps, READER | {"prompt": "{{s59}}"})
+    # Counted anew for whoever reads them, the first ones would be 10 to the power of 12 times.
+    most = most_ids(found, reads_of(found), ["t", "t", *[None] * 58, "t"], "t", {})
+    assert (most[2], most[59]) == (206, 450)
 
 
 def test_what_a_user_is_told() -> None:
