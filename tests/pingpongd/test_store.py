@@ -66,6 +66,7 @@ async def test_attempts_count_the_starts_of_the_daemon(store: Store, tmp_path: P
         attempts.append([(chain.started, chain.attempt) for chain in store.live()])
         store.started("0000000a")
     assert attempts == [[(False, 2), (False, 2)], [(True, 3), (False, 3)], [(True, 4), (False, 4)]]
+    await store.close()
 
 
 async def test_an_attempt_that_was_begun_meanwhile_is_not_given_again(store: Store, tmp_path: Path) -> None:
