@@ -13,8 +13,7 @@ from markdown_it import MarkdownIt
 
 from pingpong_bus.chain import Extract
 from pingpong_bus.json_path import find, parse_path
-
-_JSON_BEGINS = re.compile(r"[\[{]")
+from pingpongd.json_spans import last_span
 
 
 class NotFound(LookupError):
@@ -48,15 +47,11 @@ def last_json(text: str) -> Any:
         return _decode(text)
     except ValueError:
         pass
-    last: Any = _NOTHING
-    at = 0
-    while begins := _JSON_BEGINS.search(text, at):
+    if (span := last_span(text)) is not None:
         try:
-            last, at = _DECODER.raw_decode(text, begins.start())
-        except (ValueError, RecursionError):
-            at = begins.start() + 1
-    if last is not _NOTHING:
-        return last
+            return _decode(text[slice(*span)])
+        except ValueError as error:  # of a few thousand levels, or with a number of as many digits
+            raise NotFound(f"its last JSON value cannot be read: {error}") from None
     for _, content in reversed(fenced_blocks(text)):
         try:
             return _decode(content)
@@ -116,7 +111,6 @@ def _decode(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-_NOTHING = object()
 _DECODER = json.JSONDecoder(parse_constant=_refuse)  # Python takes NaN and Infinity otherwise
 _MARKDOWN = MarkdownIt("commonmark")
 _MARKDOWN.core.ruler.enableOnly(["normalize", "block"])  # blocks alone: what stands in a line matters to none

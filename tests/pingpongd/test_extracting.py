@@ -82,6 +82,11 @@ def test_any_object_or_array_is_found_in_prose(before: str, after: str, value: A
     assert last_json(before + text + after) == value
 
 
+def test_a_value_that_is_nested_too_deeply_is_said_to_be() -> None:
+    with pytest.raises(NotFound, match="too deeply"):
+        last_json("x " + "[" * 5000 + "]" * 5000)
+
+
 def test_a_number_that_no_float_holds() -> None:
     with pytest.raises(NotFound, match="too large"):
         extract(Extract(json="$[0]"), "[1e999]")
