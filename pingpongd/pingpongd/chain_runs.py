@@ -36,6 +36,7 @@ from pingpong_bus.messages import (
 from pingpong_bus.slab import LogState, Slab
 from pingpong_bus.token_log import TokenLogReader, TokenLogWriter
 from pingpongd.admission import prompt_bounds
+from pingpongd.chain_queue import Turn, turn_of
 from pingpongd.chain_record import ChainRecord
 from pingpongd.chain_state import (
     LIVE,
@@ -49,6 +50,7 @@ from pingpongd.chain_state import (
     FailAsked,
     Finish,
     FirstToken,
+    GiveWay,
     Held,
     IllegalTransition,
     Lost,
@@ -59,6 +61,7 @@ from pingpongd.chain_state import (
     Retry,
     RunStep,
     Stage,
+    awaited_steps,
     transition,
 )
 from pingpongd.chain_steps import ChainSteps, StepTools
@@ -303,10 +306,10 @@ class ChainRuns:
         agent.session = message.session
         agent.add_counts(message.drafts, message.seam)
         yielded = record.state.phases[index] is Phase.YIELDING
-        why = "it gave way: an agent that it reads from waits" if yielded else message.message
+        why = _gave_way(record, index) if yielded else message.message
         agent.entries[-1].end(state, message.at_ns, len(agent.output_ids), why)
         if state == "finished":
-            agent.last_token_ns = message.at_ns
+            agent.last_token_ns, agent.waits_for = message.at_ns, ""
             agent.finish_reason, agent.stop_token = message.finish_reason, message.stop_token
             self._remember_prefix(worker, record, index)
             self.guessing.finished(record, index)
@@ -523,6 +526,28 @@ class ChainRuns:
                     self.apply(record, Retry(index))
         finally:
             self._turn = None
+        self._make_way()
+
+    def _make_way(self) -> None:
+        """Have agents that wait for a call give way to those that wait for their groups: one at a time, the last in the
+        queue first. A call may take minutes, an `extract` step has ended before anyone would gain."""
+        for group in self.room.wanted() if self.room.waited_for else ():
+            hops = [(record, index) for record, index, at in self._hops.values() if at == group]
+            if any(record.state.phases[index] is Phase.YIELDING for record, index in hops):
+                continue  # room is about to come
+            idle = [(record, index) for record, index in hops if self._awaited_calls(record, index)]
+            if idle:
+                record, index = max(idle, key=lambda hop: (_turn_of(hop[0]), hop[1]))
+                names = ", ".join(f'"{record.chain.agents[at].name}"' for at in self._awaited_calls(record, index))
+                record.agents[index].waits_for = f'the step {names}: it gave way to others on the group "{group}"'
+                self.apply(record, GiveWay(index))
+
+    def _awaited_calls(self, record: ChainRecord, index: int) -> list[int]:
+        """The calls under way that a hop waits for which has written nothing."""
+        begun = record.state.phases[index] in (Phase.DISPATCHED, Phase.READING)
+        if record.state.stage is not Stage.RUNNING or not begun:
+            return []
+        return [at for at in awaited_steps(record.state, index) if record.chain.agents[at].call is not None]
 
     def _abort(self, record: ChainRecord, index: int) -> None:
         if record.is_step(index):
@@ -592,6 +617,18 @@ class ChainRuns:
     def _fleet(self) -> Fleet:
         assert self.room.fleet is not None  # noqa: S101 - no chain runs before
         return self.room.fleet
+
+
+def _turn_of(record: ChainRecord) -> Turn:
+    """Where a chain stands in the queue; the lowest is first."""
+    return turn_of(record.options.priority, record.deadline_ns, record.submitted_ns, record.number)
+
+
+def _gave_way(record: ChainRecord, index: int) -> str:
+    """Why a hop has given its memory back."""
+    if index in record.state.gave_way:
+        return "it gave way to others: a step that it reads was still running"
+    return "it gave way: an agent that it reads from waits"
 
 
 def _blame(record: ChainRecord, index: int, why: str) -> str:

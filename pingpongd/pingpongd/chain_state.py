@@ -10,7 +10,7 @@ An agent's phases::
        │           ▲ └──Lost──► interrupted ◄───────────────────────── interrupted │
        │           └──Dispatch───────┘                       resuming ──finished───┘
        │
-       └──Ended aborted, Lost── yielding ◄── (dispatched, reading: an agent that it reads from is held)
+       └──Ended aborted, Lost── yielding ◄── (dispatched, reading: an agent that it reads from is held, or GiveWay)
 
        (any live phase) ──Ended failed──► failed          (any live phase) ──Ended aborted──► cancelled
 
@@ -30,6 +30,9 @@ A chain's::
 An agent that is to be dispatched and cannot, for want of a group or of room in its engine, is **held** until `Retry`.
 Whoever reads from it, and has written nothing, then *yields*: it gives its memory back and waits, too. So whatever
 holds memory in an engine depends on nothing but hops that run, and no chains can wait for each other.
+
+A step may take as long as it likes, and an agent that waits for one holds memory, perhaps a whole group. Where others
+want that it is told to **give way**: it yields, too, and is dispatched again once the steps that it reads have ended.
 
 A chain's end waits until no hop is live: only then may its token logs be freed. Which agents are dispatched when is
 decided here as well, from the placement (see `placement.py`). An event that the table does not know in the phase at
@@ -137,6 +140,12 @@ class Retry(msgspec.Struct, frozen=True):
     agent: int
 
 
+class GiveWay(msgspec.Struct, frozen=True):
+    """Others want what an agent holds that waits for a step; ignored where it does so no more."""
+
+    agent: int
+
+
 class Moved(msgspec.Struct, frozen=True):
     """Groups are lost, and the agents that have not started run on other ones."""
 
@@ -157,7 +166,9 @@ class FailAsked(msgspec.Struct, frozen=True):
     why: str
 
 
-Event = Admitted | Opened | FirstToken | Ended | Lost | Held | Retry | Moved | Checked | CancelAsked | FailAsked
+Event = (
+    Admitted | Opened | FirstToken | Ended | Lost | Held | Retry | GiveWay | Moved | Checked | CancelAsked | FailAsked
+)
 
 
 # Commands
@@ -208,6 +219,8 @@ class ChainState(msgspec.Struct, frozen=True):
     moved: bool = False
     held: frozenset[int] = frozenset()
     """Agents whose turn has come, and for whom there is no group or no room."""
+    gave_way: frozenset[int] = frozenset()
+    """Agents that are dispatched only once the steps that they read have ended."""
     error: str = ""
     history: tuple[str, ...] = ()
     """The latest events, for people who have to understand a fault."""
@@ -268,6 +281,17 @@ def transition(state: ChainState, event: Event) -> Outcome:
     return handler(msgspec.structs.replace(state, history=history), event)
 
 
+def awaited_steps(state: ChainState, index: int) -> list[int]:
+    """The steps that run and that an agent waits for, itself or through other steps."""
+    found: list[int] = []
+    for at in state.upstreams[index]:
+        if at in state.steps and state.phases[at] is Phase.STEPPING:
+            found.append(at)
+        elif at in state.steps and state.phases[at] is Phase.WAITING:
+            found += awaited_steps(state, at)
+    return list(dict.fromkeys(found))
+
+
 def validate(state: ChainState) -> None:
     """Check what must hold of every state; for tests and for debugging.
 
@@ -290,6 +314,9 @@ def validate(state: ChainState) -> None:
         if state.phases[index] is not Phase.WAITING:
             written = all(state.phases[at] in _WRITTEN for at in state.upstreams[index])
             assert written, "a step runs before what it reads is written"  # noqa: S101
+    for index in state.gave_way:
+        if state.phases[index] not in (Phase.WAITING, Phase.YIELDING):
+            assert _steps_over(state, index), "an agent that gave way runs before its step has ended"  # noqa: S101
     for phase, reads in zip(state.phases, state.sources, strict=True):
         if phase in LIVE and phase is not Phase.YIELDING:
             assert not any(at in state.held for at in reads), "a hop holds memory and reads from one that is held"  # noqa: S101
@@ -303,6 +330,8 @@ def _ready(state: ChainState, index: int) -> bool:
         return False
     if state.phases[index] is Phase.INTERRUPTED:
         return True  # it had its whole prompt
+    if index in state.gave_way and not _steps_over(state, index):
+        return False
     reads = [state.phases[at] for at in state.sources[index]]
     if any(at in state.held for at in state.sources[index]):
         return False
@@ -313,6 +342,11 @@ def _ready(state: ChainState, index: int) -> bool:
     if state.start == "immediate":
         return all(phase not in (Phase.WAITING, Phase.YIELDING) for phase in reads)
     return all(phase in _EMITTED for phase in reads)
+
+
+def _steps_over(state: ChainState, index: int) -> bool:
+    """Whether the steps that an agent reads have ended."""
+    return all(state.phases[at] in _WRITTEN for at in state.upstreams[index] if at in state.steps)
 
 
 def _dispatch_ready(state: ChainState) -> Outcome:
@@ -399,8 +433,13 @@ def _hold(state: ChainState, event: Event) -> Outcome:
         raise IllegalTransition(state, event)
     state = _with_phase(state, event.agent, before)
     state = msgspec.structs.replace(state, held=state.held | {event.agent})
+    return _yield_readers(state, event.agent)
+
+
+def _yield_readers(state: ChainState, agent: int) -> Outcome:
+    """Let whoever reads from an agent, and has written nothing, give its memory back."""
     commands: list[Command] = []
-    stuck = {event.agent}
+    stuck = {agent}
     for index, reads in enumerate(state.upstreams):  # upstreams come first, so one pass finds all
         if stuck.isdisjoint(reads):
             continue
@@ -409,6 +448,16 @@ def _hold(state: ChainState, event: Event) -> Outcome:
             state = _with_phase(state, index, Phase.YIELDING)
             commands.append(Abort(index))
     return state, commands
+
+
+def _give_way(state: ChainState, event: Event) -> Outcome:
+    assert isinstance(event, GiveWay)  # noqa: S101
+    index = event.agent
+    if state.phases[index] not in (Phase.DISPATCHED, Phase.READING) or not awaited_steps(state, index):
+        return state, []
+    state = msgspec.structs.replace(_with_phase(state, index, Phase.YIELDING), gave_way=state.gave_way | {index})
+    state, commands = _yield_readers(state, index)  # those of a chain that starts at once
+    return state, [Abort(index), *commands]
 
 
 def _retry(state: ChainState, event: Event) -> Outcome:
@@ -500,13 +549,18 @@ _TABLE: dict[tuple[Stage, type[Event]], Callable[[ChainState, Event], Outcome]] 
     **{(Stage.RUNNING, event): _progress for event in _HOP_EVENTS},
     (Stage.RUNNING, Held): _hold,
     (Stage.RUNNING, Retry): _retry,
+    (Stage.RUNNING, GiveWay): _give_way,
     (Stage.RUNNING, Moved): _moved,
     (Stage.RUNNING, CancelAsked): _cancel,
     (Stage.RUNNING, FailAsked): _fail,
     **{(Stage.FAILING, event): _failing for event in _HOP_EVENTS},
     **{(Stage.CANCELLING, event): _cancelling for event in _HOP_EVENTS},
     **{(stage, Held): _held_while_ending for stage in _ENDING},
-    **{(stage, event): _ignored for stage in _ENDING for event in (CancelAsked, FailAsked, Retry, Moved)},
+    **{(stage, event): _ignored for stage in _ENDING for event in (CancelAsked, FailAsked, Retry, GiveWay, Moved)},
     # What was under way when the chain ended.
-    **{(stage, event): _ignored for stage in ENDED for event in (Checked, CancelAsked, FailAsked, Retry, Moved)},
+    **{
+        (stage, event): _ignored
+        for stage in ENDED
+        for event in (Checked, CancelAsked, FailAsked, Retry, GiveWay, Moved)
+    },
 }

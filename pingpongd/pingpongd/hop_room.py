@@ -11,7 +11,7 @@ import msgspec
 from pingpong_bus.messages import EngineLimits
 from pingpongd.chain_queue import Turn, turn_of
 from pingpongd.chain_record import ChainRecord
-from pingpongd.chain_state import LIVE, Phase
+from pingpongd.chain_state import LIVE, Phase, awaited_steps
 from pingpongd.config import DaemonConfig
 from pingpongd.exactness import EngineKind, GroupEngine, engine_kind
 from pingpongd.fleet import Fleet, Worker
@@ -40,8 +40,8 @@ class HopRoom:
         """Groups whose engine has died, as its hops say, and whose worker has not ended yet."""
         self._held: dict[tuple[int, int], tuple[ChainRecord, int]] = {}
         """Agents whose turn has come, by chain number and index."""
-        self._alone: dict[str, tuple[str, str]] = {}
-        """The hop that has its group to itself, and why, by group."""
+        self._alone: dict[str, tuple[str, str, str]] = {}
+        """The hop that has its group to itself, why, and whose it is, for people; by group."""
         self._watchers: list[asyncio.Future[None]] = []
 
     def configure(self, config: DaemonConfig) -> None:
@@ -110,7 +110,7 @@ class HopRoom:
         self._ledgers[group].take(hop, _full_length(record, index))
         self._note_held(group)
         if why := self._wants_to_be_alone(record, index):
-            self._alone[group] = hop, why
+            self._alone[group] = hop, why, _whose(record, index)
 
     def _seen(self, view: GroupView) -> GroupView:
         """A group as placement is to see it: all alike where nothing is routed around."""
@@ -205,7 +205,7 @@ class HopRoom:
         self._ledgers[worker.name].take(hop, _full_length(record, index))
         self._note_held(worker.name)
         if why := self._wants_to_be_alone(record, index):
-            self._alone[worker.name] = hop, why
+            self._alone[worker.name] = hop, why, _whose(record, index)
         return worker
 
     def is_alone(self, group: str, hop: str) -> bool:
@@ -255,7 +255,7 @@ class HopRoom:
             if able and view.name not in wanted and view.name not in self._alone and ledger.take(request, tokens):
                 self._note_held(view.name)
                 if grid:
-                    self._alone[view.name] = request, _GRID
+                    self._alone[view.name] = request, _GRID, "another request"
                 return worker
         return None
 
@@ -293,6 +293,11 @@ class HopRoom:
     def held_on(self, group: str) -> list[ChainRecord]:
         """The chains of held agents that name this group."""
         return [record for record, _ in self._held.values() if record.options.group == group]
+
+    def wanted(self) -> set[str]:
+        """The groups that held agents wait for, but for those that wait for a step as well: they would gain nothing."""
+        held = [(record, index) for record, index in self._held.values() if not awaited_steps(record.state, index)]
+        return {worker.name for worker in (self._target(record, index) for record, index in held) if worker is not None}
 
     def turns(self) -> Iterator[tuple[ChainRecord, int]]:
         """Release held agents for whom there is a group and room, one by one: first who was interrupted, then as chains
@@ -340,7 +345,8 @@ class HopRoom:
         """What the agent's hop has to wait for on a group that serves; empty: nothing."""
         ledger = self._ledgers[group]
         if group in self._alone:
-            return f'the group "{group}", which another has to itself: {self._alone[group][1]}'
+            _, why, whose = self._alone[group]
+            return f'the group "{group}", which {whose} has to itself: {why}'
         if ledger.held and (why := self._wants_to_be_alone(record, index)):
             return f'the group "{group}" to itself: {why}'
         return "" if ledger.fits(_full_length(record, index)) else f'room in the group "{group}"'
@@ -400,6 +406,11 @@ class HopRoom:
 def _called(model: str) -> str:
     """A model's name, for people."""
     return f'the model "{model}"' if model else "the default model"
+
+
+def _whose(record: ChainRecord, index: int) -> str:
+    """Whose a hop is, for people."""
+    return f'agent "{record.chain.agents[index].name}" of chain {record.id}'
 
 
 def _full_length(record: ChainRecord, index: int) -> int:

@@ -20,6 +20,7 @@ from pingpongd.chain_state import (
     FailAsked,
     Finish,
     FirstToken,
+    GiveWay,
     Held,
     IllegalTransition,
     Lost,
@@ -30,6 +31,7 @@ from pingpongd.chain_state import (
     Retry,
     RunStep,
     Stage,
+    awaited_steps,
     new_chain,
     transition,
     validate,
@@ -151,6 +153,31 @@ def test_who_reads_a_held_agent_through_a_step_gives_way() -> None:
     assert commands == [Renew(2)]
     _, commands = run(state, Retry(0))
     assert commands == [Dispatch(0), Dispatch(2)]
+
+
+def test_who_waits_for_a_step_gives_way_once_and_runs_again_when_that_has_ended() -> None:
+    chain = new_chain(((), (0,), (1,), (2,)), "immediate", steps=[1])
+    state, _ = run(chain, Admitted("ping-pong"), *written(0)[:2], Opened(2), Opened(3))
+    assert run(state, GiveWay(2))[1] == [], "what it waits for is written by an engine"
+    state, _ = run(state, *written(0)[2:])
+    assert awaited_steps(state, 2) == [1]
+    state, commands = run(state, GiveWay(2))
+    assert commands == [Abort(2), Abort(3)], "and who reads from it gives way with it"
+    assert run(state, GiveWay(2))[1] == []
+    state, commands = run(state, Ended(3, "aborted"), Ended(2, "aborted"))
+    assert commands == [Renew(2)]
+    state, commands = run(state, Ended(1, "finished"))
+    assert commands == [Dispatch(2), Dispatch(3)]
+    assert run(state, Opened(2), GiveWay(2))[1] == []
+
+
+def test_a_step_that_ends_while_its_reader_gives_way_lets_it_run_again() -> None:
+    chain = new_chain(((), (0,)), "first_token", steps=[0])
+    state, _ = run(chain, Admitted("ping-pong"), Opened(1), GiveWay(1))
+    state, commands = run(state, Ended(0, "finished"))
+    assert commands == []
+    _, commands = run(state, Ended(1, "aborted"))
+    assert commands == [Renew(1), Dispatch(1)]
 
 
 def test_the_chain_finishes_once_every_agent_is_checked() -> None:

@@ -246,3 +246,70 @@ def test_readers_know_the_bell_and_it_rings_after_the_commit(service: Service) -
     assert bell.heard == []
     service.end_step(f"{number}/a1")
     assert bell.heard == [(list(map(ord, "a1")), LogState.CLOSED, LogState.CLOSED)]
+
+
+# ---------------------------------------------------------------------------------------------------- holding up others
+
+
+def hold(service: Service, exactness: str | None) -> tuple[str, str]:
+    """A chain whose reader has begun on group b and waits for a call; its number, and the call's name."""
+    number = service.submit(trio(), "ping-pong", exactness=exactness)
+    write(service, 0)
+    (hop,) = service.fleet.running()
+    assert hop.spec.hop == f"{number}/2/0"
+    return number, f"{number}/a1"
+
+
+@pytest.mark.parametrize(("first", "second"), [("grid", "fast"), ("fast", "grid")])
+def test_who_waits_for_a_call_gives_its_group_to_others(service: Service, first: str, second: str) -> None:
+    held, call = hold(service, first)
+    group = service.record(held).agents[2].worker
+    quick = service.submit(chain_reading([set()]), group=group, exactness=second)
+    while (worker := service.fleet.workers[group]).reports:
+        service.deliver(worker)
+    assert [hop.spec.hop for hop in worker.running.values()] == [f"{quick}/0/0"]
+    why = next(line.why for line in service.run(service.chains.summaries, 9) if line.id == held)
+    assert why == f'agent "a2" waits for the step "a1": it gave way to others on the group "{group}"'
+    write(service, 0)
+    assert service.result(quick).state == "finished"
+    assert not worker.running, "it waits for its step now"
+    service.end_step(call)
+    assert [hop.spec.hop for hop in worker.running.values()] == [f"{held}/2/1"]
+    service.settle()
+    found = service.result(held)
+    assert (found.state, len(found.agents[2].hops)) == ("finished", 2)
+    assert found.agents[2].hops[0].why == "it gave way to others: a step that it reads was still running"
+
+
+def test_nobody_gives_way_where_all_have_room_or_the_call_has_ended(service: Service) -> None:
+    held, call = hold(service, "fast")
+    group = service.record(held).agents[2].worker
+    service.submit(chain_reading([set()]), group=group)
+    assert len(service.fleet.workers[group].running) == 2
+    service.end_step(call)
+    grid = service.submit(chain_reading([set()]), group=group, exactness="grid")
+    assert service.record(grid).agents[0].waits_for == f'the group "{group}" to itself: exactness grid'
+    service.settle()
+    assert [len(agent.hops) for agent in service.result(held).agents] == [1, 1, 1]
+
+
+def test_two_that_wait_for_calls_do_not_give_way_to_each_other(service: Service) -> None:
+    agents: list[dict[str, Any]] = [
+        {"name": "a1", "input": "x", "call": "x", "max_chars": 16},
+        {"name": "a2", "prompt": "{{a1}}", "max_tokens": 4},
+    ]
+    chain = parse_chain(json.dumps({"name": "c", "agents": agents}).encode())
+    numbers = [service.submit(chain, "ping-pong", exactness="grid") for _ in range(3)]
+    assert {hop.spec.hop for hop in service.fleet.running()} == {f"{number}/1/0" for number in numbers[:2]}
+    for number in numbers[2:]:
+        first = numbers[numbers.index(number) - 2]
+        worker = service.record(number).agents[1].worker
+        alone = f'the group "{worker}", which agent "a2" of chain {first} has to itself: exactness grid'
+        assert service.record(number).agents[1].waits_for == alone
+    service.end_step(f"{numbers[2]}/a1")
+    group = service.record(numbers[2]).agents[1].worker
+    while (worker := service.fleet.workers[group]).reports:
+        service.deliver(worker)
+    assert list(worker.running) == [f"{numbers[2]}/1/0"], "its call has ended, so it comes first"
+    service.settle()
+    assert {service.result(number).state for number in numbers} == {"finished"}

@@ -159,7 +159,8 @@ def test_a_hop_on_the_grid_waits_for_its_group_and_others_wait_for_it(service: S
     write(service, worker, only(worker), tokens=4)
     assert only(worker).spec.hop.startswith(grid)
     assert why(grid) == ""
-    assert why(after) == 'agent "a0" waits for the group "a", which another has to itself: exactness grid'
+    alone = f'the group "a", which agent "a0" of chain {grid} has to itself: exactness grid'
+    assert why(after) == f'agent "a0" waits for {alone}'
     write(service, worker, only(worker), tokens=4)
     assert only(worker).spec.hop.startswith(after)
     service.settle()
