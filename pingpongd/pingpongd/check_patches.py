@@ -10,7 +10,7 @@ from pingpong_worker.vllm_abilities import check_patched_whole
 from pingpongd.check_finding import Finding, doubtful, failed, passed
 from pingpongd.config import DaemonConfig
 from pingpongd.patch_folder import load_series, shipped, versions
-from pingpongd.patch_work import look
+from pingpongd.patch_work import KEPT, look
 from pingpongd.vllm_installation import find_vllm
 
 
@@ -52,5 +52,7 @@ def patch_findings(
     elif found.other or found.cut_short(series):
         why = "an earlier release of pingpongd has left them" if found.other else "no whole patch leaves them"
         yield doubtful("patches", f"{counted}, and files are as {why}.", "Run pingpongd patch apply, or revert.")
+    elif found.lost:
+        yield doubtful("patches", f"{counted}, and {KEPT} is gone or damaged.", "Run pingpongd patch apply, or revert.")
     else:
         yield passed("patches", f"{counted}.")

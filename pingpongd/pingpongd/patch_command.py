@@ -19,6 +19,7 @@ import msgspec
 from pingpongd import patch_work
 from pingpongd.patch_folder import load_series, shipped
 from pingpongd.patch_series import Patch, Series
+from pingpongd.patch_work import KEPT
 from pingpongd.vllm_installation import Installation, find_vllm, users_of
 
 _EXIT_CODES = """\
@@ -66,6 +67,9 @@ class Report(msgspec.Struct, frozen=True):
     back."""
     cut_short: bool
     """A run was killed before its end; `apply` completes it, `revert` undoes it."""
+    lost: bool
+    """Patches are applied, and what we keep beside them is gone or damaged; `apply` makes it anew, `revert` does
+    without."""
     running: list[tuple[int, str]]
     """Processes that have this vLLM loaded, by pid and name: they go on with what they loaded."""
 
@@ -144,6 +148,7 @@ def _report(installation: Installation, series: Series, changed: list[str] | Non
         foreign=list(found.foreign),
         outdated=list(found.other),
         cut_short=found.cut_short(series),
+        lost=found.lost,
         running=users_of(installation),
     )
 
@@ -173,6 +178,8 @@ def _lines(report: Report) -> list[str]:
     ]
     if report.cut_short:
         lines.append("a run was cut short: apply completes it, revert undoes it")
+    if report.lost:
+        lines.append(f"{KEPT} is gone or damaged: apply makes it anew, revert does without")
     if report.running:
         who = ", ".join(f"{name} ({pid})" for pid, name in report.running)
         lines.append(f"running with this vLLM, as they loaded it, until they are started anew: {who}")

@@ -69,6 +69,13 @@ class Found:
         """SHA-256 of each file."""
         return {path: digest(data) for path, data in self.data.items()}
 
+    @property
+    def lost(self) -> bool:
+        """Whether files are patched, and what we keep beside them is gone or damaged."""
+        return self.kept is None and any(
+            digest(self.data[path]) != digest(original) for path, original in self.originals.items()
+        )
+
     def cut_short(self, series: Series) -> bool:
         """Whether a run was killed before its end."""
         partly = series.begun(self.hashes) - series.applied(self.hashes)
@@ -114,7 +121,8 @@ def change(installation: Installation, series: Series, names: set[str]) -> list[
         names: none: vLLM is as it was released.
 
     Returns:
-        The files that were changed, by their paths beneath `site`.
+        The files that were changed, by their paths beneath `site`. Where none of vLLM's own were, what else was mended:
+        the RECORD, or what we keep.
 
     Raises:
         ConfigError: a file is foreign; nothing is changed.
@@ -134,7 +142,8 @@ def change(installation: Installation, series: Series, names: set[str]) -> list[
         }
         changes = {path: data for path, data in wanted.items() if data != found.data[path]}
         state = _state_of(series, names, wanted, found)
-        if not changes and found.kept == state:
+        _check_no_links(installation, changes)
+        if not changes and found.kept == state and not _lists_what_is_gone(installation, state):
             _drop_unused(installation.site, state)  # of a run that was killed as it began
             return []
         _check_writable(installation, changes)
@@ -145,7 +154,7 @@ def change(installation: Installation, series: Series, names: set[str]) -> list[
                 f"{error.filename or installation.package} cannot be written: {error.strerror}.",
                 hint="The files are as they were.",
             ) from error
-        return sorted(changes)
+        return sorted(changes) or [_beneath(installation) if state is None else _STATE]
 
 
 def _state_of(series: Series, names: set[str], wanted: Mapping[str, bytes | None], found: Found) -> KeptState | None:
@@ -229,7 +238,7 @@ def _put_back(installation: Installation, found: Found, replaced: Sequence[str],
 def _new_record(record: bytes, found: Found, wanted: Mapping[str, bytes | None], state: KeptState | None) -> bytes:
     """The package's RECORD, true of every file that we touch and of what we keep."""
     files = dict(wanted)
-    files.update(dict.fromkeys(f"{KEPT}/{path}" for path in (found.kept.files if found.kept else {})))
+    files.update(dict.fromkeys(_kept_lines(record)))  # all that it lists, also where what we kept was lost
     files[_STATE] = None if state is None else msgspec.json.encode(state)
     if state is not None:
         files.update({f"{KEPT}/{path}": found.originals[path] for path in state.files})
@@ -248,21 +257,52 @@ def _drop_unused(site: Path, state: KeptState | None) -> None:
             Path(folder).rmdir()
 
 
-def _check_writable(installation: Installation, changes: Mapping[str, bytes | None]) -> None:
-    folders = {(installation.site / path).parent for path in changes} | {installation.package}
-    if installation.record is not None:
-        folders.add(installation.record.parent)
-    root = os.path.realpath(installation.site)
+def _kept_lines(record: bytes) -> list[str]:
+    """What a RECORD lists of what we keep."""
+    paths = [os.fsdecode(line.split(b",")[0]) for line in record.splitlines()]
+    return [path for path in paths if path.startswith(f"{KEPT}/")]
+
+
+def _lists_what_is_gone(installation: Installation, state: KeptState | None) -> bool:
+    """Whether the RECORD lists files of ours that are not to be there."""
+    if installation.record is None:
+        return False
+    there = set() if state is None else {_STATE, *(f"{KEPT}/{path}" for path in state.files)}
+    return not there.issuperset(_kept_lines(read_file(installation.record) or b""))
+
+
+def _beneath(installation: Installation) -> str:
+    """What was mended where vLLM is as it was released: the RECORD, by its path beneath `site`, else what we kept."""
+    return KEPT if installation.record is None else str(installation.record.relative_to(installation.site))
+
+
+def _check_no_links(installation: Installation, changes: Mapping[str, bytes | None]) -> None:
+    """Refuse to write anywhere but where the paths say, also within `site`."""
+    root = Path(os.path.realpath(installation.site))
+    kept = installation.site / KEPT
+    folders = _folders(installation, changes) | {kept} | {(kept / path).parent for path in changes}
     for folder in sorted(folders):
-        if os.path.commonpath([root, os.path.realpath(folder)]) != root:
+        real = os.path.realpath(folder)
+        if real != str(root / folder.relative_to(installation.site)):
             raise PatchNotWritten(
-                f"{folder} is a link to {os.path.realpath(folder)}.", hint="Name the vLLM that it leads to with --vllm."
+                f"{folder} is, or lies in, a link: it is {real}.",
+                hint="Put the folder itself there, or name the vLLM that the link leads into with --vllm.",
             )
+
+
+def _check_writable(installation: Installation, changes: Mapping[str, bytes | None]) -> None:
+    for folder in sorted(_folders(installation, changes)):
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PatchNotWritten(
                 f"{folder} cannot be written by this user.",
                 hint="Patch as the user who owns it, where the image is built, or a copy of your own (--vllm DIR).",
             )
+
+
+def _folders(installation: Installation, changes: Mapping[str, bytes | None]) -> set[Path]:
+    """Where files are replaced."""
+    folders = {(installation.site / path).parent for path in changes} | {installation.package}
+    return folders if installation.record is None else folders | {installation.record.parent}
 
 
 @contextlib.contextmanager
@@ -276,7 +316,9 @@ def _alone(installation: Installation) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise PatchNotWritten("another `pingpongd patch` is at work on this vLLM.") from None
+        raise PatchNotWritten(
+            "another `pingpongd patch` is at work on this vLLM.", hint="Wait for its end; nothing was changed."
+        ) from None
     finally:
         os.close(lock)
 

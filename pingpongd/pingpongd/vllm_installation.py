@@ -77,6 +77,11 @@ def _package(folder: Path | None) -> Path:
     for package in (folder.absolute(), folder.absolute() / PACKAGE):
         if package.name == PACKAGE and (package / "__init__.py").is_file():
             return package
+    if (folder / "_version.py").is_file():
+        raise ConfigError(
+            f'{folder} has vLLM\'s files in it, and is not called "vllm".',
+            hint=f"Name the folder itself, which ends in site-packages/vllm: {os.path.realpath(folder)}?",
+        )
     raise ConfigError(f"{folder} is not vLLM's folder, and holds none.", hint="It ends in site-packages/vllm.")
 
 

@@ -7,6 +7,7 @@ import csv
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -278,8 +279,39 @@ def test_a_folder_that_is_a_link_elsewhere_is_refused(desk: Desk, tmp_path: Path
     code, _, err = desk.run("apply")
 
     assert code == 74
-    assert f"{desk.site}/vllm/core is a link to {tmp_path}/core" in err
+    assert f"{desk.site}/vllm/core is, or lies in, a link: it is {tmp_path}/core" in err
     assert desk.run("apply", "third")[0] == 0
+
+
+@pytest.mark.parametrize("linked", ["vllm/core", patch_work.KEPT])
+def test_a_folder_that_is_a_link_within_site_packages_is_refused(desk: Desk, linked: str) -> None:
+    """Its files are those of another package, or of nobody: they are not in the RECORD by the name we know."""
+    if linked == "vllm/core":
+        (desk.site / linked).rename(desk.site / "elsewhere")
+    else:
+        (desk.site / "elsewhere").mkdir()
+        (desk.site / "elsewhere/mine").write_text("not to be removed")
+    (desk.site / linked).symlink_to(desk.site / "elsewhere")
+    before = tree(desk.site)
+
+    for verb in ("apply", "revert"):
+        code, _, err = desk.run(verb)
+        if verb == "apply" or linked == patch_work.KEPT:  # with nothing to revert, nothing is written
+            assert code == 74
+            assert f"{desk.site}/{linked} is, or lies in, a link: it is {desk.site}/elsewhere" in err
+        assert tree(desk.site) == before
+
+
+def test_a_site_that_is_a_link_itself_is_patched(desk: Desk, tmp_path: Path) -> None:
+    """As `lib64` of a virtual environment."""
+    before = tree(desk.site)
+    (tmp_path / "lib64").symlink_to(desk.site)
+    other = Desk(tmp_path / "lib64", desk.patches, desk._capsys)
+
+    other.report("apply")
+    other.report("revert")
+
+    assert tree(desk.site) == before
 
 
 def test_a_folder_that_cannot_be_written_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,17 +427,69 @@ def test_a_later_release_takes_back_or_replaces_what_an_earlier_one_did(
     assert tree(desk.site) == before
 
 
-def test_without_what_was_kept_patches_are_still_taken_back(desk: Desk) -> None:
-    """An image that was built without the folder, say."""
-    desk.report("apply")
-    for path in sorted((desk.site / patch_work.KEPT).rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
+def _lose_what_is_kept(desk: Desk, how: str) -> None:
+    state = desk.site / patch_work.KEPT / "state.json"
+    if how == "gone":
+        shutil.rmtree(state.parent)
+    else:
+        state.write_text("{" if how == "damaged" else "")
 
+
+@pytest.mark.parametrize("how", ["gone", "damaged", "empty"])
+def test_without_what_was_kept_patches_are_taken_back_with_their_record(desk: Desk, how: str) -> None:
+    """An image that was built without the folder, say."""
+    before = tree(desk.site)
+    desk.report("apply")
+    _lose_what_is_kept(desk, how)
+
+    assert desk.report("status")["lost"]
+    assert f"{patch_work.KEPT} is gone or damaged: apply makes it anew" in desk.run("status")[1]
+    (finding,) = patch_findings(None, desk.site, desk.patches)
+    assert (finding.level, "is gone or damaged" in finding.text) == ("warning", True)
     desk.report("revert")
 
-    assert {path: data for path, data in tree(desk.site).items() if path in FILES} == {
-        path: text.encode() for path, text in FILES.items()
-    }
+    assert tree(desk.site) == before
+    assert not desk.report("status")["lost"]
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_apply_makes_anew_what_was_kept(desk: Desk, how: str) -> None:
+    desk.report("apply")
+    patched = tree(desk.site)
+    _lose_what_is_kept(desk, how)
+
+    assert desk.report("apply")["changed"] == [f"{patch_work.KEPT}/state.json"]
+
+    assert tree(desk.site) == patched
+    assert not desk.report("status")["lost"]
+
+
+def test_a_record_that_lists_what_is_gone_is_mended(desk: Desk) -> None:
+    """As an earlier release of ours left it where what it kept was lost."""
+    before = tree(desk.site)
+    desk.report("apply")
+    (record,) = desk.site.glob("*.dist-info/RECORD")
+    lines = [line for line in record.read_bytes().splitlines(keepends=True) if patch_work.KEPT.encode() in line]
+    assert lines
+    desk.report("revert")
+    record.write_bytes(b"".join(lines) + record.read_bytes())
+
+    assert desk.report("revert")["changed"] == [str(record.relative_to(desk.site))]
+
+    assert tree(desk.site) == before
+    assert desk.report("revert")["changed"] == []
+
+
+def test_a_folder_of_another_name_is_told_from_one_without_vllm(desk: Desk, tmp_path: Path) -> None:
+    link = tmp_path / "engine"
+    link.symlink_to(desk.site / "vllm")
+    desk.site = link
+
+    code, _, err = desk.run("status")
+
+    assert code == 78
+    assert 'is not called "vllm"' in err
+    assert os.path.realpath(link) in err
 
 
 def test_vllm_installed_anew_over_a_patched_one_is_taken_as_it_is(desk: Desk) -> None:
@@ -431,6 +515,7 @@ def test_one_run_at_a_time(desk: Desk) -> None:
 
     assert code == 74
     assert "another `pingpongd patch` is at work" in err
+    assert "Wait" in err
 
 
 def test_processes_that_have_it_loaded_are_told(desk: Desk) -> None:
