@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -94,7 +95,7 @@ class DaemonProcess:
     def __init__(self, folder: Path, config: str, *arguments: str) -> None:
         self.folder = folder
         self.log = folder / "log"
-        if "state_dir" not in config:  # every daemon has its own
+        if not re.search(r"^state_dir\b", config, re.MULTILINE):  # every daemon has its own
             config = f'state_dir = "{folder / "state"}"\n{config}'
         (folder / "config.toml").write_text(config)
         self.socket = folder / "run" / "control.sock"
