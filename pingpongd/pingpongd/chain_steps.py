@@ -106,8 +106,6 @@ class ChainSteps:
             agent.resumed.append(ResumeEntry(at_ms=at_ms, tokens=0, worker="", why=_REPEATED))
             self._tell.step_repeated(record, index)
         spec = record.chain.agents[index]
-        if spec.call is not None:
-            agent.waits_for = f'its turn at the call "{spec.call}"'
         work = StepWork(record.id, spec, _whole(step_text(record, index)))
         task = asyncio.create_task(self._run(record, index, work), name=f"step {record.id}/{spec.name}")
         self._tasks[record.id, index] = task
@@ -136,11 +134,14 @@ class ChainSteps:
             agent.opened_ns = agent.entries[-1].opened_ns = time.monotonic_ns()
             self._tell.event(record, "opened", index, agent.opened_ns, worker="", prompt_tokens=0)
 
+        def waits(why: str) -> None:
+            agent.waits_for = why
+
         is_call = work.spec.call is not None
         if is_call:
             for at in record.state.upstreams[index]:
                 await self._until_kept(record, at)
-        text = _whole(await self.runner.run(work, began))
+        text = _whole(await self.runner.run(work, began, waits))
         now_ns = time.monotonic_ns()
         agent.output_ids, agent.text = list(map(ord, text)), [text] if text else []
         agent.first_token_ns = agent.last_token_ns = now_ns

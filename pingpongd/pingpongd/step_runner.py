@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -38,6 +39,18 @@ class StepWork(msgspec.Struct, frozen=True):
     """Its input."""
 
 
+class _Place(NamedTuple):
+    """In the line for a call."""
+
+    turn: asyncio.Future[None]
+    work: StepWork
+    waits: Callable[[str], None]
+
+
+def _untold(why: str) -> None:
+    """Nobody wants to know."""
+
+
 class StepRunner:
     """Belongs to one event loop."""
 
@@ -60,11 +73,11 @@ class StepRunner:
         self._pool = ExtractPool(environment, guard)
         self._secrets: set[str] = set()
         self._running: dict[str, int] = {}
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, deque[_Place]] = {}
         self.configure(calls)
 
     def configure(self, calls: Mapping[str, CallConfig]) -> None:
-        """Take other calls; those that run go on as they began.
+        """Take other calls; those that run go on as they began, and those whose call is gone wait for it.
 
         Raises:
             ConfigError: a call names a variable that is not there; nothing was changed.
@@ -72,7 +85,9 @@ class StepRunner:
         self._calls = resolve_calls(calls, self._environment)
         self._secrets |= call_secrets(calls, self._environment)  # of those that run, too
         self._redactor = Redactor(prompts=True, secrets=self._secrets)
-        for name in self._waiting:
+        for name, line in self._waiting.items():
+            for place in line:
+                place.waits(f'its turn at the call "{name}"')
             self._let_in(name)
 
     def expect(self, steps: Iterable[Agent]) -> None:
@@ -80,12 +95,13 @@ class StepRunner:
         if any(step.extract is not None for step in steps):
             self._pool.warm()
 
-    async def run(self, work: StepWork, began: Callable[[], None]) -> str:
+    async def run(self, work: StepWork, began: Callable[[], None], waits: Callable[[str], None] = _untold) -> str:
         """Do a step, and return its output.
 
         Args:
             work: the step.
             began: called when its turn has come.
+            waits: called with what it waits for, which can change.
 
         Raises:
             ChainFailed: it cannot be done, in as many attempts as are allowed.
@@ -93,10 +109,10 @@ class StepRunner:
         spec = work.spec
         try:
             if spec.extract is not None:
-                began()
-                output = await self._pool.run(spec.extract, work.text)
+                waits("its turn behind other extract steps")
+                output = await self._pool.run(spec.extract, work.text, began)
             else:
-                output = await self._call(spec.call or "", work, began)
+                output = await self._call(spec.call or "", work, began, waits)
         except ChainFailed as error:  # a command may have printed what it was given
             raise ChainFailed(self._redactor.text(error.message), hint=error.hint) from None
         if len(output) > spec.max_chars:
@@ -110,32 +126,28 @@ class StepRunner:
         """End the processes that wait for work; what runs is ended with the tasks that run it."""
         await self._pool.close()
 
-    async def _call(self, name: str, work: StepWork, began: Callable[[], None]) -> str:
-        async with self._turn(name):
-            began()
-            attempt, pause_s = 1, _PAUSE_S
-            while True:
-                call = self._calls.get(name)
-                if call is None:
-                    raise ChainFailed(
-                        f'the daemon has no call "{name}" any more.', hint="Its configuration was changed."
-                    )
-                try:
-                    return await self._once(call, work)
-                except ChainFailed as error:
-                    if attempt >= call.attempts:
-                        tried = f" (attempt {attempt} of {call.attempts})" if call.attempts > 1 else ""
-                        raise ChainFailed(f'call "{name}"{tried}: {error.message}', hint=error.hint) from None
-                    _log.warning(
-                        "call_tried_again",
-                        chain=work.chain,
-                        agent=work.spec.name,
-                        call=name,
-                        attempt=attempt,
-                        error=self._redactor.text(str(error)),
-                    )
-                await asyncio.sleep(pause_s)
-                attempt, pause_s = attempt + 1, min(2 * pause_s, _MOST_PAUSE_S)
+    async def _call(self, name: str, work: StepWork, began: Callable[[], None], waits: Callable[[str], None]) -> str:
+        attempt, pause_s = 1, _PAUSE_S
+        while True:
+            async with self._turn(_Place(asyncio.get_running_loop().create_future(), work, waits), name):
+                began()
+                while (call := self._calls.get(name)) is not None:  # else it waits until it is configured again
+                    try:
+                        return await self._once(call, work)
+                    except ChainFailed as error:
+                        if attempt >= call.attempts:
+                            tried = f" (attempt {attempt} of {call.attempts})" if call.attempts > 1 else ""
+                            raise ChainFailed(f'call "{name}"{tried}: {error.message}', hint=error.hint) from None
+                        _log.warning(
+                            "call_tried_again",
+                            chain=work.chain,
+                            agent=work.spec.name,
+                            call=name,
+                            attempt=attempt,
+                            error=self._redactor.text(str(error)),
+                        )
+                    await asyncio.sleep(pause_s)
+                    attempt, pause_s = attempt + 1, min(2 * pause_s, _MOST_PAUSE_S)
 
     async def _once(self, call: CallConfig, work: StepWork) -> str:
         most_bytes = _BYTES_A_CHARACTER * (work.spec.max_chars + 1)
@@ -155,16 +167,16 @@ class StepRunner:
         )
 
     @asynccontextmanager
-    async def _turn(self, name: str) -> AsyncIterator[None]:
+    async def _turn(self, place: _Place, name: str) -> AsyncIterator[None]:
         """One of the places that a call has, in the order of asking."""
         line = self._waiting.setdefault(name, deque())
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line.append(place)
+        place.waits(f'its turn at the call "{name}"')
         self._let_in(name)
         try:
-            await place
+            await place.turn
         except BaseException:
-            if place.done() and not place.cancelled():  # it was let in, and cancelled in the same breath
+            if place.turn.done() and not place.turn.cancelled():  # it was let in, and cancelled in the same breath
                 self._leave(name)
             else:
                 with suppress(ValueError):  # passed over meanwhile
@@ -177,12 +189,15 @@ class StepRunner:
 
     def _let_in(self, name: str) -> None:
         line, call = self._waiting[name], self._calls.get(name)
-        most = call.at_once if call is not None else len(line) + self._running.get(name, 0)  # each is told so
-        while line and self._running.get(name, 0) < most:
+        if call is None:  # as after a restart: an accepted chain is kept, and its owner can cancel it
+            for place in line:
+                place.waits(f'the call "{name}", which the daemon\'s configuration does not have any more')
+            return
+        while line and self._running.get(name, 0) < call.at_once:
             place = line.popleft()
-            if not place.done():
+            if not place.turn.done():
                 self._running[name] = self._running.get(name, 0) + 1
-                place.set_result(None)
+                place.turn.set_result(None)
 
     def _leave(self, name: str) -> None:
         self._running[name] -= 1

@@ -13,6 +13,7 @@ import pytest
 
 from pingpong_bus.chain import Extract
 from pingpong_bus.errors import ChainFailed
+from pingpongd import extract_pool
 from pingpongd.extract_pool import ExtractPool
 
 HANGS = Extract(regex="(a+)+$")
@@ -58,12 +59,63 @@ async def test_an_expression_that_takes_for_ever_is_ended_and_holds_up_nobody(po
     loop = asyncio.get_running_loop()
     began = loop.time()
     hanging = asyncio.create_task(pool.run(HANGS, ENDLESS))
-    assert await pool.run(Extract(regex=r"\d+"), "n 1") == "1"  # in the second process
+    assert await pool.run(Extract(regex=r"\d+"), "n 1") == "1"
     with pytest.raises(ChainFailed, match="longer than 1 s"):
         await hanging
     assert loop.time() - began < 30
-    assert len(_children()) == 1
     assert await pool.run(Extract(regex=r"\d+"), "n 2") == "2"
+    assert len(_children()) == 1
+
+
+async def test_those_that_take_for_ever_hold_up_their_like_alone() -> None:
+    pool = ExtractPool(limit_s=20.0)
+    assert await pool.run(Extract(regex="a+"), "aa") == "aa"
+    hanging = [asyncio.create_task(pool.run(HANGS, ENDLESS)) for _ in range(6)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(15):  # none of the six is through by then
+        assert await pool.run(Extract(json="$.a"), '{"a": 1}') == "1"
+        assert await pool.run(Extract(regex=r"\d+"), "n 1") == "1"
+    assert not any(task.done() for task in hanging)
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    await pool.close()
+    assert not _children()
+
+
+async def test_a_step_that_waits_has_not_begun() -> None:
+    pool = ExtractPool(limit_s=20.0)
+    began: list[int] = []
+
+    def run(number: int) -> asyncio.Task[str]:
+        return asyncio.create_task(pool.run(HANGS, ENDLESS, lambda: began.append(number)))
+
+    tasks = [run(number) for number in range(4)]
+    async with asyncio.timeout(15):
+        while len(began) < 2:
+            await asyncio.sleep(0.01)
+    assert began == [0, 1]
+    tasks[0].cancel()
+    async with asyncio.timeout(15):
+        while len(began) < 3:
+            await asyncio.sleep(0.01)
+    assert began == [0, 1, 2]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await pool.close()
+
+
+async def test_what_takes_longer_than_a_moment_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract_pool, "_MOMENT", 0.001)
+    pool = ExtractPool(limit_s=30.0)
+    began: list[int] = []
+    for _ in range(2):
+        with pytest.raises(ChainFailed, match="matches nothing"):
+            await pool.run(HANGS, "a" * 23 + "b", lambda: began.append(1))
+    assert began == [1, 1]
+    assert list(pool._known) == [HANGS.regex]
+    await pool.close()
 
 
 async def test_a_cancelled_step_ends_its_process(pool: ExtractPool) -> None:

@@ -105,19 +105,39 @@ async def test_those_that_wait_get_in_when_more_are_allowed(runner: StepRunner, 
     await asyncio.gather(*tasks)
 
 
-async def test_a_call_that_is_no_more_is_told_to_those_that_wait(runner: StepRunner, tmp_path: Path) -> None:
+async def test_those_whose_call_is_no_more_wait_for_it_and_say_so(runner: StepRunner, tmp_path: Path) -> None:
     go = tmp_path / "go"
     runner.configure({"x": CallConfig(command=sh(f"while [ ! -e {go} ]; do sleep 0.02; done"), at_once=1)})
     began: list[int] = []
-    runs = [asyncio.create_task(runner.run(work(), lambda: began.append(1))) for _ in range(2)]
+    told: list[str] = []
+    runs = [asyncio.create_task(runner.run(work(), lambda: began.append(1), told.append)) for _ in range(2)]
     async with asyncio.timeout(30):
         while not began:
             await asyncio.sleep(0.01)
     runner.configure({})
-    with pytest.raises(ChainFailed, match="any more"):
-        await runs[1]
     go.touch()
     assert await runs[0] == ""
+    assert told[-1] == 'the call "x", which the daemon\'s configuration does not have any more'
+    assert not runs[1].done()
+    runner.configure({"x": CallConfig(command=["echo", "back"])})
+    assert told[-1] == 'its turn at the call "x"'
+    assert await runs[1] == "back"
+
+
+async def test_no_other_attempt_is_made_at_a_call_that_is_no_more(runner: StepRunner, tmp_path: Path) -> None:
+    runner.configure({"x": CallConfig(command=sh(f"echo >> {tmp_path}/tries; exit 1"), attempts=10)})
+    told: list[str] = []
+    run = asyncio.create_task(runner.run(work(), nothing, told.append))
+    async with asyncio.timeout(30):
+        while not (tmp_path / "tries").exists():
+            await asyncio.sleep(0.01)
+        runner.configure({})
+        while "any more" not in told[-1]:
+            await asyncio.sleep(0.01)
+    tries = (tmp_path / "tries").read_text()
+    runner.configure({"x": CallConfig(command=["echo", "mended"], attempts=10)})
+    assert await run == "mended"
+    assert (tmp_path / "tries").read_text() == tries
 
 
 async def test_secrets_are_blotted_out_of_errors(runner: StepRunner) -> None:
