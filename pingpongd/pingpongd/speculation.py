@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pingpong_bus.chain import Agent, Chain, Exactness
-from pingpong_bus.errors import UsageError
+from pingpong_bus.errors import ChainError, UsageError
 from pingpong_bus.messages import EngineLimits, SubmitOptions
 
 
@@ -51,24 +51,26 @@ def check_speculation(
         engines: by model, "" for the default one, the groups that may run it with their engines' limits.
 
     Raises:
-        UsageError: tokens are to be guessed at exactness "grid", or of an agent that samples and asks for it itself, or
-            by engines none of which can.
+        ChainError: tokens are to be guessed at exactness "grid", or of an agent that samples and asks for it itself, or
+            by engines none of which can; and the chain says so.
+        UsageError: the same, where the submission alone says so.
     """
     for index, agent in enumerate(chain.agents):
         if agent.is_step or not asks(agent, chain, options):
             continue
         field = f"agents[{index}].speculate" if agent.speculate else "speculate"
+        fault = UsageError if agent.speculate is None and chain.speculate is None else ChainError
         if agent.temperature > 0:
             if not agent.speculate:
                 continue  # it is not what the chain or the submission is after
-            raise UsageError(
+            raise fault(
                 f'tokens of agent "{agent.name}" cannot be guessed: it samples, and a seed would not draw the same '
                 "tokens again.",
                 field=field,
                 hint="Leave speculate out, or set temperature 0.",
             )
         if level == "grid":
-            raise UsageError(
+            raise fault(
                 'exactness "grid" cannot be kept: a step that checks guessed tokens has another shape than one that '
                 f'gives a single token, and for agent "{agent.name}" guessing is asked for.',
                 field=field,
@@ -78,10 +80,11 @@ def check_speculation(
         if not able or any(limits.speculation for _, limits in able):
             continue
         group, limits = able[0]
-        why = limits.speculation_refusal.rstrip(".") or "`[speculation] enabled` is not set"
-        raise UsageError(
+        why = limits.speculation_refusal.rstrip(".")
+        enable = "" if why else ", or set `[speculation] enabled = true` in the daemon's configuration"
+        raise fault(
             f'tokens of agent "{agent.name}" are to be guessed, and the engine of group "{group}" does not guess: '
-            f"{why}.",
+            f"{why or '`[speculation] enabled` is not set'}.",
             field=field,
-            hint="Leave speculate out, or set `[speculation] enabled = true` in the daemon's configuration.",
+            hint=f"Leave speculate out{enable}.",
         )

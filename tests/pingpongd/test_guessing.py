@@ -11,7 +11,7 @@ import structlog
 
 from chains_desk import LIMITS, FakeStore, Service, advance, chain_reading
 from engine_figures import H200
-from pingpong_bus.errors import UsageError
+from pingpong_bus.errors import ChainError, UsageError
 from pingpong_bus.messages import AgentResult, ChainResult, DraftCounts, HopSpec
 from pingpongd.config import StoreConfig, parse_config
 from pingpongd.guessing import Guessing
@@ -130,7 +130,7 @@ def test_no_guesses_where_nobody_wants_them_or_the_engine_cannot(service: Servic
 def test_on_a_grid_it_is_refused_where_it_is_asked_for(service: Service) -> None:
     with pytest.raises(UsageError, match='exactness "grid" cannot be kept'):
         service.submit(LINE, "serial", exactness="grid", speculate=True)
-    with pytest.raises(UsageError, match='exactness "grid" cannot be kept'):
+    with pytest.raises(ChainError, match='exactness "grid" cannot be kept'):
         service.submit(msgspec.structs.replace(LINE, speculate=True), "serial", exactness="grid")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from chains_desk import LIMITS
 from pingpong_bus.chain import Chain, parse_chain
-from pingpong_bus.errors import UsageError
+from pingpong_bus.errors import ChainError, UsageError
 from pingpong_bus.messages import SubmitOptions
 from pingpongd.speculation import check_speculation, speculates
 
@@ -66,13 +66,13 @@ def test_a_session_that_is_named_is_given_unless_guessing_is_asked_for() -> None
 def test_guessing_on_a_grid_is_refused_where_it_is_asked_for_alone() -> None:
     check_speculation(chain(), SubmitOptions(), "grid", ABLE)
     check_speculation(chain(False), SubmitOptions(speculate=False), "grid", ABLE)
-    with pytest.raises(UsageError, match='exactness "grid" cannot be kept.*agent "b"') as refused:
+    with pytest.raises(ChainError, match='exactness "grid" cannot be kept.*agent "b"') as chains:
         check_speculation(chain(True), SubmitOptions(), "grid", ABLE)
-    assert refused.value.field == "agents[1].speculate"
+    assert chains.value.field == "agents[1].speculate"
     with pytest.raises(UsageError, match='exactness "grid" cannot be kept.*take exactness "fast"') as refused:
         check_speculation(chain(), SubmitOptions(speculate=True), "grid", ABLE)
     assert refused.value.field == "speculate"
-    with pytest.raises(UsageError, match='exactness "grid" cannot be kept'):
+    with pytest.raises(ChainError, match='exactness "grid" cannot be kept'):
         check_speculation(chain(whole=True), SubmitOptions(), "grid", ABLE)
 
 
@@ -87,7 +87,7 @@ def test_agents_that_sample_are_left_out_and_refused_where_they_ask_themselves()
     for index, guessed in ((0, True), (1, False)):
         one = sampling(chain(whole=True))
         assert speculates(one, index, SubmitOptions(), "fast", enabled=True) is guessed
-    with pytest.raises(UsageError, match='"b" cannot be guessed: it samples.*temperature 0') as refused:
+    with pytest.raises(ChainError, match='"b" cannot be guessed: it samples.*temperature 0') as refused:
         check_speculation(sampling(chain(True)), SubmitOptions(), "fast", ABLE)
     assert refused.value.field == "agents[1].speculate"
 
@@ -95,10 +95,13 @@ def test_agents_that_sample_are_left_out_and_refused_where_they_ask_themselves()
 def test_engines_that_cannot_are_named_with_the_reason() -> None:
     check_speculation(chain(True, True), SubmitOptions(speculate=True), "fast", ABLE)
     check_speculation(chain(), SubmitOptions(), "fast", UNABLE)
-    with pytest.raises(UsageError, match='"b".*group "g" does not guess: its model is hybrid') as refused:
+    with pytest.raises(ChainError, match='"b".*group "g" does not guess: its model is hybrid') as refused:
         check_speculation(chain(True), SubmitOptions(), "fast", UNABLE)
     assert refused.value.field == "agents[1].speculate"
-    with pytest.raises(UsageError, match="`\\[speculation\\] enabled` is not set"):
+    assert refused.value.hint == "Leave speculate out.", "it is enabled already"
+    with pytest.raises(UsageError, match="its model is hybrid"):
+        check_speculation(chain(), SubmitOptions(speculate=True), "fast", UNABLE)
+    with pytest.raises(ChainError, match="`\\[speculation\\] enabled` is not set.*or set `"):
         check_speculation(chain(whole=True), SubmitOptions(), "fast", {"": [("g", LIMITS)]})
     # One group that can is enough: the chain runs with guesses there, and without elsewhere.
     check_speculation(chain(True), SubmitOptions(), "fast", {"": UNABLE[""] + ABLE[""]})
@@ -106,6 +109,6 @@ def test_engines_that_cannot_are_named_with_the_reason() -> None:
 
 def test_only_engines_of_an_agents_own_model_count() -> None:
     other = {"": ABLE[""], "large": UNABLE[""]}
-    with pytest.raises(UsageError, match='"b".* does not guess'):
+    with pytest.raises(ChainError, match='"b".* does not guess'):
         check_speculation(chain(True, model="large"), SubmitOptions(), "fast", other)
     check_speculation(chain(False, True, model="large"), SubmitOptions(), "fast", other)

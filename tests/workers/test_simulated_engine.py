@@ -251,6 +251,13 @@ async def test_shutdown_ends_the_child_and_may_be_repeated() -> None:
     assert not psutil.pid_exists(pid)
 
 
+def test_it_says_that_it_guesses_no_tokens_where_it_is_asked_to() -> None:
+    plain = make_engine()
+    asked = SimulatedEngine(msgspec.structs.replace(plain._config, speculation_tokens=8))
+    assert asked.limits.speculation_refusal == "the simulated engine guesses no tokens."
+    assert plain.limits.speculation_refusal == ""
+
+
 async def test_a_grid_is_offered_in_whole_blocks_that_a_step_can_hold() -> None:
     assert make_engine().limits.grid_tokens == 256
     assert make_engine(max_num_batched_tokens=100, block_size=16).limits.grid_tokens == 96

@@ -81,6 +81,7 @@ class SimulatedEngine:
             tokenizer=simulated_prompts(config.model).tokenizer,
             grid_tokens=0 if refusal else grid_tokens(config),
             grid_refusal=refusal,
+            speculation_refusal="the simulated engine guesses no tokens." if config.speculation_tokens else "",
             batch_invariant=config.batch_invariant,
             decode_first=config.decode_first,
             overlap=config.decode_first,
