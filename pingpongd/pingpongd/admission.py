@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -10,6 +11,9 @@ from pingpong_bus.chain import Agent, Chain
 from pingpong_bus.errors import ChainError, Overloaded
 from pingpong_bus.messages import EngineLimits, Literals, PreparedAgent
 from pingpongd.ledger import read_tokens
+
+_NAMED = 2
+"""Of the outputs that an agent reads, so many are named where they are too long."""
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -42,7 +46,7 @@ def check_fits(
         )
     for index, (agent, prompt) in enumerate(zip(chain.agents, prepared, strict=True)):
         if agent.most > room.slot_tokens:
-            field = "max_chars" if agent.is_step else "max_tokens"
+            field = _most_field(agent)
             raise ChainError(
                 f"{field} is {agent.most} and a token log holds {room.slot_tokens}.",
                 field=f"agents[{index}].{field}",
@@ -50,24 +54,40 @@ def check_fits(
             )
         if agent.is_step:
             continue
-        literal, upstream = prompt_bounds(chain, prompt)
+        literal, _ = prompt_bounds(chain, prompt)
         for limit in limits[index]:
-            _check_engine(index, agent, literal, upstream, limit)
+            _check_engine(index, agent, literal, _read(chain, prompt), limit)
 
 
-def _check_engine(index: int, agent: Agent, literal: int, upstream: int, limit: EngineLimits) -> None:
+def _read(chain: Chain, prompt: PreparedAgent) -> list[tuple[Agent, int]]:
+    """Whose outputs an agent reads, with the most tokens that each takes, the longest first."""
+    found: Counter[int] = Counter()
+    for segment in prompt.segments:
+        if not isinstance(segment, Literals):
+            found[segment.agent] += read_tokens(chain, prompt, segment.agent)
+    return [(chain.agents[upstream], tokens) for upstream, tokens in found.most_common()]
+
+
+def _check_engine(
+    index: int, agent: Agent, literal: int, reads: Sequence[tuple[Agent, int]], limit: EngineLimits
+) -> None:
     """Refuse an agent that is too long for an engine, and blame what makes it so."""
+    upstream = sum(tokens for _, tokens in reads)
     kv_tokens = limit.kv_tokens // limit.block_size * limit.block_size  # a sequence holds whole blocks
     total = literal + upstream + agent.max_tokens
     if total <= min(limit.max_model_len, kv_tokens):
         return
     if limit.max_model_len <= kv_tokens:
-        most, holder, more = limit.max_model_len, "the engine takes", "raise `max_model_len`"
+        most, holder, more = (
+            limit.max_model_len,
+            "the engine takes",
+            "raise `max_model_len` (in `[vllm]`, or in `vllm` of its model or group)",
+        )
     else:
         most = kv_tokens
         holder = "the engine's KV cache holds"
         more = "give the KV cache more memory"
-    read = f" + up to {upstream} read from other agents" if upstream else ""
+    read = f" + up to {upstream} read from {_named(reads)}" if upstream else ""
     needs = (
         f'agent "{agent.name}" needs up to {total} tokens ({literal} of prompt{read} + {agent.max_tokens} '
         f"max_tokens) and {holder} {most}."
@@ -76,10 +96,22 @@ def _check_engine(index: int, agent: Agent, literal: int, upstream: int, limit: 
     if literal >= most:
         field, hint = _prompt_field(agent), f"Shorten the prompt, or {more}."
     elif literal + upstream >= most:
-        field, hint = _prompt_field(agent), f"Lower max_tokens of the agents it reads, shorten the prompt, or {more}."
+        lower = " and ".join(f'{_most_field(one)} of "{one.name}"' for one, _ in reads[:_NAMED])
+        field, hint = _prompt_field(agent), f"Lower {lower}, shorten the prompt, or {more}."
     else:
         field, hint = "max_tokens", f"Lower max_tokens, shorten the prompt or the outputs it reads, or {more}."
     raise ChainError(needs, field=f"agents[{index}].{field}", hint=hint)
+
+
+def _named(reads: Sequence[tuple[Agent, int]]) -> str:
+    """What is read, by name."""
+    shown = [f'{"step" if one.is_step else "agent"} "{one.name}"' for one, _ in reads[:_NAMED]]
+    return " and ".join([*shown, *([f"{len(reads) - _NAMED} others"] if len(reads) > _NAMED else [])])
+
+
+def _most_field(agent: Agent) -> str:
+    """The field that bounds what an agent or a step writes."""
+    return "max_chars" if agent.is_step else "max_tokens"
 
 
 def _prompt_field(agent: Agent) -> str:

@@ -68,9 +68,27 @@ def test_the_prompt_is_called_what_the_chain_calls_it(field: str, value: Any) ->
 
 def test_what_an_agent_reads_may_be_too_long_for_any_answer() -> None:
     with pytest.raises(
-        ChainError, match=r"agents\[1\]\.prompt: .*600 of prompt \+ up to 400 read.*Lower max_tokens of the"
+        ChainError,
+        match=r'agents\[1\]\.prompt: .*600 of prompt \+ up to 400 read from agent "a".*Lower max_tokens of "a", ',
     ):
         check_fits(pair(400, 1), prompts(1, 600), [[LIMITS]] * 9, ROOM)
+
+
+def test_a_step_that_is_read_is_named_with_the_key_that_bounds_it() -> None:
+    agents = [
+        {"name": "a", "prompt": "x", "max_tokens": 100},
+        {"name": "s", "input": "{{a}}", "extract": {"fenced": ""}, "max_chars": 450},
+        {"name": "b", "prompt": "{{a}}{{s}}", "max_tokens": 1},
+    ]
+    prepared = [
+        PreparedAgent(segments=[Literals(ids=[1])]),
+        PreparedAgent(segments=[]),
+        PreparedAgent(segments=[Literals(ids=[1] * 500), OutputOf(agent=0), OutputOf(agent=1)]),
+    ]
+    with pytest.raises(
+        ChainError, match='550 read from step "s" and agent "a" .*Lower max_chars of "s" and max_tokens of "a"'
+    ):
+        check_fits(chain(*agents), prepared, [[LIMITS], [], [LIMITS]], ROOM)
 
 
 def test_a_small_kv_cache_is_to_blame_where_it_is() -> None:

@@ -55,7 +55,7 @@ def check_length(prompt_tokens: int, output_tokens: int, max_model_len: int) -> 
         raise EngineError(
             f"a prompt of {prompt_tokens} tokens and an output of {output_tokens} do not fit in the engine's "
             f"{max_model_len}.",
-            hint="Shorten the prompt, lower max_tokens or raise engine_args.max_model_len.",
+            hint="Shorten the prompt, lower max_tokens, or raise `max_model_len` (`[vllm]`, or `vllm` of its model).",
         )
 
 
