@@ -61,6 +61,8 @@ def findings(load: Callable[[], DaemonConfig]) -> Iterator[Finding]:
     yield passed("exactness", exactness_line(config))
     if config.speculation.enabled:
         yield speculation_finding(config)
+    if config.prefixes.host_gib and config.engine != "vllm":
+        yield doubtful("prefixes", "the simulated engine has no host memory for prefixes.", "Leave `host_gib` out.")
     yield from call_findings(config, os.environ)
     where = check_places.find_places(config, os.environ)
     yield from check_engine.engine_findings(config)

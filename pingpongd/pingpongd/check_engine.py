@@ -67,9 +67,23 @@ def engine_findings(config: DaemonConfig | None) -> Iterator[Finding]:
 
 
 def model_findings(config: DaemonConfig, cache: Path, uid: int) -> Iterator[Finding]:
-    """The model: there, or to be had, by the daemon's user."""
-    if config.engine != "vllm":
-        return
+    """The models: there, or to be had, by the daemon's user (vLLM loads them), and served."""
+    if config.engine == "vllm":
+        yield from _loaded_findings(config, cache, uid)
+    served = served_models(config)
+    if idle := [name for name in config.models if name not in served]:
+        names = ", ".join(f'"{name}"' for name in idle)
+        yield doubtful("model", f"no group serves {names}.", 'Give a group model = "NAME", or leave them out.')
+    if "" not in served:
+        yield doubtful(
+            "model",
+            f"no group serves the default model, {config.model}.",
+            "Agents then have to name theirs; or make one of the others `model`.",
+        )
+
+
+def _loaded_findings(config: DaemonConfig, cache: Path, uid: int) -> Iterator[Finding]:
+    """Of each model that is served, what is loaded."""
     environment = os.environ | config.environment
     hub = Path(environment.get("HF_HUB_CACHE") or Path(environment.get("HF_HOME") or cache / "huggingface") / "hub")
     offline = environment.get("HF_HUB_OFFLINE", "") not in ("", "0")
@@ -88,15 +102,6 @@ def model_findings(config: DaemonConfig, cache: Path, uid: int) -> Iterator[Find
                 hint=f"chmod -R o+rX {folder}, and o+x the folders above it.",
             )
             yield failed("model", error)
-    if idle := [name for name in config.models if name not in served]:
-        names = ", ".join(f'"{name}"' for name in idle)
-        yield doubtful("model", f"no group serves {names}.", 'Give a group model = "NAME", or leave them out.')
-    if "" not in served:
-        yield doubtful(
-            "model",
-            f"no group serves the default model, {config.model}.",
-            "Agents then have to name theirs; or make one of the others `model`.",
-        )
 
 
 def judge_vllm(versions: Mapping[str, str | None], session: SessionKind) -> Finding:

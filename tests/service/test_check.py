@@ -98,6 +98,17 @@ def test_every_model_that_groups_serve_is_looked_for(tmp_path: Path) -> None:
     assert "no group serves the default model, smollm2-135m." in [
         finding.text for finding in check_engine.model_findings(alone, tmp_path, os.getuid())
     ]
+    simulated = parse_config({"engine": "simulated", "models": models, "groups": groups[1:2]})
+    assert [finding.text for finding in check_engine.model_findings(simulated, tmp_path, os.getuid())] == [
+        'no group serves "none", "idle".',
+        "no group serves the default model, smollm2-135m.",
+    ]
+
+
+def test_host_memory_for_prefixes_is_told_to_be_none_of_the_simulated_engine() -> None:
+    document = {"engine": "simulated", "groups": [{"name": "a", "devices": ["cpu:0"]}], "prefixes": {"host_gib": 1.0}}
+    (finding,) = [each for each in findings(lambda: parse_config(document)) if each.name == "prefixes"]
+    assert (finding.level, "no host memory" in finding.text) == ("warning", True)
 
 
 def test_models(tmp_path: Path) -> None:
