@@ -272,13 +272,26 @@ def load_config(path: Path, overrides: dict[str, Any] | None = None) -> DaemonCo
     return parse_config(document | (overrides or {}), source=str(path))
 
 
+def _with_name(document: dict[str, Any], field: str, fault: str) -> str:
+    """The path of a faulty field, with the name in a table of tables that msgspec leaves out: `calls[...].url`."""
+    table, mark, rest = field.partition("[...]")
+    named = document.get(table) if mark else None
+    for name, value in named.items() if isinstance(named, dict) else ():
+        try:
+            msgspec.convert({**document, table: {name: value}}, type=DaemonConfig)
+        except msgspec.ValidationError as error:
+            if str(error) == fault:  # and not what is wrong further down
+                return f"{table}.{name}{rest}"
+    return field
+
+
 def parse_config(document: dict[str, Any], *, source: str = "configuration") -> DaemonConfig:
     """Turn a decoded document into the struct; see `load_config`."""
     try:
         config = msgspec.convert(document, type=DaemonConfig)
     except msgspec.ValidationError as error:
         problem, _, at = str(error).partition(" - at `$")
-        field = at.strip("`.")
+        field = _with_name(document, at.strip("`."), str(error))
         if "unknown field" in problem or "missing required field" in problem:
             key = problem.split("`")[1]
             field = f"{field}.{key}" if field else key

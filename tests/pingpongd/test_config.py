@@ -96,7 +96,8 @@ def test_models_are_named_by_groups() -> None:
         ),
         ({"models": {"small": {"model": "x"}}}, '"small" is the default model'),
         ({"models": {"": {"model": "x"}}}, '"" is the default model'),
-        ({"models": {"large": {}}}, r"models\[...\].model: the key is missing"),
+        ({"models": {"large": {}}}, "^models.large.model: the key is missing"),
+        ({"models": {"fine": {"model": "x"}, "large": {}}, "slots": "many"}, "^models.large.model: the key is missing"),
     ],
 )
 def test_a_model_that_cannot_be_is_named(document: dict[str, object], message: str) -> None:
