@@ -994,6 +994,8 @@ class Prediction(_Value, frozen=True):
     """Prefill that runs beside decodes, and so costs no time of its own."""
     factor: float = 1.0
     """By what these times were multiplied: what chains of this placement have taken lately, over what was predicted."""
+    unknown_steps: tuple[int, ...] = ()
+    """Agents that are steps of which the daemon has seen no run since its start: their time in this is a guess."""
 
 
 class ChainResult(_Value, frozen=True):

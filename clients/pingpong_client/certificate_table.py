@@ -38,7 +38,10 @@ def certificate_lines(certificate: Certificate, width: int | None = None) -> lis
         f"cache      {certificate.cache}",
     ]
     if certificate.guessed is not None:
-        lines.append(f"guessed    read ahead: {guessed_words(certificate.guessed)}; in series none")
+        lines += [
+            f"guessed    read ahead: {guessed_words(certificate.guessed)}; in series none",
+            "           the runs in series were known by then: a new input has fewer right guesses, and gains less",
+        ]
     for at, run in enumerate(certificate.runs, 1):
         lines += ["", _run_headline(at, run), *_run_lines(run, width)]
     if certificate.against is not None:

@@ -17,6 +17,7 @@ _GROUPS_CELLS = 17
 _SHORTEST_NAME = 5
 
 _STEPS_LEGEND = "E2E: prefill that nothing hides, decode, steps and wait; hidden: prefill beside decodes"
+_UNKNOWN_LEGEND = "steps: a guess, for one that has not run since the daemon's start"
 _LEGEND = (
     "E2E: prefill that nothing hides, decode and wait; hidden: prefill beside decodes",
     "factor: actual over predicted of chains like this; times are multiplied by it",
@@ -56,6 +57,8 @@ def _prediction_lines(explained: Explained, width: int) -> Iterable[str]:
     if left := sum(prediction not in shown for prediction in explained.predictions):
         yield f"and {left:,} more, which take longer; --json has them all"
     yield _STEPS_LEGEND if steps else _LEGEND[0]
+    if any(prediction.unknown_steps for prediction in shown):
+        yield _UNKNOWN_LEGEND
     yield _LEGEND[1]
 
 

@@ -186,8 +186,12 @@ def _chains_line(counts: Mapping[ChainState, int]) -> str:
 
 
 def _waiting_lines(chains: Iterable[ChainSummary]) -> list[str]:
-    """Queued chains that wait for more than their turn, and for what."""
-    return [clean(f"{chain.id} is queued: {chain.why}", lines=False) for chain in chains if chain.why]
+    """Chains that wait for more than their turn, or of which an agent does, and for what."""
+    return [
+        clean(f"{chain.id}{' is queued' if chain.state == 'queued' else ''}: {chain.why}", lines=False)
+        for chain in chains
+        if chain.why
+    ]
 
 
 def _store_line(store: StoreStatus) -> str:

@@ -17,6 +17,7 @@ from pingpong_client.guesses import (
 )
 from pingpong_client.live import agent_block
 from pingpong_client.table import clean, format_table, milliseconds, number
+from pingpong_client.timeline_account import STEP_UNKNOWN, taken_prediction
 
 _QUEUED = 0.01
 """From this part of the predicted time on, what a chain took in the queue is told."""
@@ -106,7 +107,9 @@ def _predicted_lines(result: ChainResult) -> Iterable[str]:
     if result.state == "finished" and result.e2e_ms is not None and result.predicted_ms > 0:
         queued = min((agent.opened_ms for agent in result.agents if agent.opened_ms is not None), default=0.0)
         took = result.e2e_ms - queued
-        words += f", took {milliseconds(took)} ({took / result.predicted_ms - 1:+.1%})"
+        predicted = taken_prediction(result)
+        guess = predicted is not None and predicted.unknown_steps
+        words += f", took {milliseconds(took)} ({STEP_UNKNOWN if guess else f'{took / result.predicted_ms - 1:+.1%}'})"
         if queued >= _QUEUED * result.predicted_ms:
             words += f" after {milliseconds(queued)} ms in the queue"
     yield words

@@ -73,17 +73,30 @@ class AgentAccount(msgspec.Struct, frozen=True):
     drafts: DraftCounts | None = None
 
 
+STEP_UNKNOWN = "step not known yet"
+"""Stands for how far a prediction was off that counts with a step of which no run was known."""
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """A time as predicted and as it came, in ms."""
 
     name: Literal["end to end", "prefill", "decode", "steps", "wait"]
     predicted_ms: float
     took_ms: float
+    known: bool = True
+    """False: a step's time is in what was predicted, and no run of that step was known."""
 
     @property
     def off(self) -> float | None:
-        """By which part it took longer; None where nothing was predicted."""
-        return self.took_ms / self.predicted_ms - 1 if self.predicted_ms > 0 else None
+        """By which part it took longer; None where nothing was predicted, or a guess."""
+        return self.took_ms / self.predicted_ms - 1 if self.predicted_ms > 0 and self.known else None
+
+    @property
+    def off_words(self) -> str:
+        """`off`, for people."""
+        if not self.known:
+            return STEP_UNKNOWN
+        return f"{self.off:+.1%}" if self.off is not None else "-"
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -132,7 +145,7 @@ def account(result: ChainResult) -> Account:
         hidden_tokens=sum(agent.hidden_tokens for agent in agents),
         wasted=total([agent.wasted for agent in agents]),
         agents=agents,
-        predicted=_predicted(result),
+        predicted=taken_prediction(result),
         comparisons=(),
         drafts=all_drafts(result.agents),
         recovered=_recovered(result),
@@ -260,8 +273,8 @@ def _agent(result: ChainResult, index: int, hops: Sequence[HopSpans], *, on_path
 # ------------------------------------------------------------------------------------------------------- predictions
 
 
-def _predicted(result: ChainResult) -> Prediction | None:
-    """What the placement was taken for."""
+def taken_prediction(result: ChainResult) -> Prediction | None:
+    """What the placement was taken for; None where nothing was predicted."""
     same = [found for found in result.predictions if found.placement == result.placement]
     return next((found for found in same if found.e2e_ms == result.predicted_ms), None)
 
@@ -287,9 +300,10 @@ def _comparisons(made: Account) -> tuple[Comparison, ...]:
     if predicted is None or made.e2e_ms is None or made.recovered:
         return ()
     waited, stepped = made.spent_ms("wait") + made.spent_ms("recovery"), made.spent_ms("step")
-    steps = (Comparison("steps", predicted.steps_ms, stepped),) if predicted.steps_ms or stepped else ()
+    known = not predicted.unknown_steps
+    steps = (Comparison("steps", predicted.steps_ms, stepped, known),) if predicted.steps_ms or stepped else ()
     return (
-        Comparison("end to end", predicted.e2e_ms, made.e2e_ms - made.spent_ms("queue")),
+        Comparison("end to end", predicted.e2e_ms, made.e2e_ms - made.spent_ms("queue"), known),
         Comparison("prefill", predicted.prefill_ms, made.spent_ms("prefill")),
         Comparison("decode", predicted.decode_ms, made.spent_ms("decode")),
         *steps,

@@ -80,7 +80,7 @@ def _sections(result: ChainResult) -> Iterable[str]:
                 each.name,
                 milliseconds(each.predicted_ms),
                 milliseconds(each.took_ms),
-                f"{each.off:+.1%}" if each.off is not None else "-",
+                each.off_words,
             ]
             for each in made.comparisons
         ]

@@ -78,7 +78,7 @@ def account_lines(made: Account, width: int) -> list[str]:
                 each.name,
                 milliseconds(each.predicted_ms),
                 milliseconds(each.took_ms),
-                f"{each.off:+.1%}" if each.off is not None else "-",
+                each.off_words,
             )
             for each in made.comparisons
         ]

@@ -117,7 +117,8 @@ class CostModel:
             beside = ()
             own, walked = self._walk(chain.shape, chain.placement, chain.agents, beside)
         delay = sum(_end(tasks) for tasks in walked) - self._alone(beside) if beside else 0.0
-        return Cost(_prediction(own, chain.placement, groups), max(0.0, delay))
+        prediction = _prediction(own, chain.placement, groups, chain.shape.unknown_steps)
+        return Cost(prediction, max(0.0, delay))
 
     def series_ends(
         self, shape: ChainShape, groups: Sequence[str], done: frozenset[int] = frozenset()
@@ -282,7 +283,9 @@ def _end(tasks: Sequence[Task]) -> float:
     return max(task.ended for task in tasks)
 
 
-def _prediction(tasks: Sequence[Task], placement: Placement, groups: tuple[str, ...]) -> Prediction:
+def _prediction(
+    tasks: Sequence[Task], placement: Placement, groups: tuple[str, ...], unknown_steps: tuple[int, ...]
+) -> Prediction:
     """The times on the chain's critical path, which add up to its end."""
     last = max(tasks, key=lambda task: task.ended)
     prefill = decode = wait = steps = 0.0
@@ -306,4 +309,5 @@ def _prediction(tasks: Sequence[Task], placement: Placement, groups: tuple[str, 
         wait_ms=round(wait, 3),
         steps_ms=round(steps, 3),
         hidden_ms=round(sum(task.hidden for task in tasks), 3),
+        unknown_steps=unknown_steps,
     )

@@ -84,13 +84,16 @@ class Habits:
         shape = msgspec.structs.replace(shape, paces=paces if any(pace != (1.0, 1.0) for pace in paces) else ())
         if not shape.steps:
             return shape
-        steps, outputs = list(shape.steps), list(shape.outputs)
+        steps, outputs, unknown = list(shape.steps), list(shape.outputs), set(shape.unknown_steps)
         for at, key in enumerate(keys):
             known = self._steps.get(_Key(chain, key.agent, ""))
             if steps[at] is not None and known is not None:
+                unknown.discard(at)
                 steps[at] = known.ms
                 outputs[at] = max(1, round(known.characters / CHARACTERS_PER_TOKEN))
-        return msgspec.structs.replace(shape, steps=tuple(steps), outputs=tuple(outputs))
+        return msgspec.structs.replace(
+            shape, steps=tuple(steps), outputs=tuple(outputs), unknown_steps=tuple(sorted(unknown))
+        )
 
 
 def pace(counts: DraftCounts) -> Pace:

@@ -34,6 +34,7 @@ def as_it_went(record: ChainRecord) -> ChainShape:
         outputs=written_tokens(record),
         paces=paces if any(one != (1.0, 1.0) for one in paces) else (),
         steps=steps if shape.steps else (),
+        unknown_steps=(),
     )
 
 

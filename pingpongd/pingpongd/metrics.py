@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from pingpong_bus.messages import AgentResult, ChainResult, Heartbeat, JitterCause, StatusReply, StepKind
+from pingpong_client.timeline_account import taken_prediction
 from pingpongd.metrics_state import StateCollector
 from pingpongd.prefill_account import prefill_times
 from pingpongd.token_times import TokenTimes
@@ -143,7 +144,8 @@ class Metrics:
         self._ended.labels(result.state, placement).inc()
         if result.e2e_ms is not None:
             self._e2e.labels(placement).observe(result.e2e_ms / 1000)
-            if result.predicted_ms:
+            predicted = taken_prediction(result)
+            if result.predicted_ms and not (predicted is not None and predicted.unknown_steps):
                 waited_ms = result.started_ms or 0.0  # which no prediction knows of
                 self._ratio.labels(placement).observe((result.e2e_ms - waited_ms) / result.predicted_ms)
         if result.started_ms is not None:

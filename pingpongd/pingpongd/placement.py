@@ -213,13 +213,15 @@ def _check_second(shape: ChainShape, groups: Sequence[GroupView]) -> None:
     index = without_second(shape, groups)
     if index is None:
         return
-    several = len(shape.wanted) > 1
-    whose = f' of the model "{shape.model(index) or "default"}", for agent {index + 1}' if several else ""
-    raise UsageError(
-        f"ping-pong takes two device groups{whose} and one is ready.",
-        field="mode",
-        hint="Configure another group, or submit with --mode serial or overlap.",
-    )
+    what, more = "ping-pong takes two device groups and one is ready.", "Configure another group"
+    if len(shape.wanted) > 1 and shape.sources()[index]:
+        model = f'the model "{shape.model(index)}"' if shape.model(index) else "the default model"
+        what = (
+            f"ping-pong runs an agent on another device group than the one that it reads: agents[{index}] and that one "
+            f"are both of {model}, which one group serves now."
+        )
+        more += " for it"
+    raise UsageError(what, field="mode", hint=f"{more}, or ask for overlap; submit knows serial, too.")
 
 
 def predicted(

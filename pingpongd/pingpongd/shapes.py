@@ -87,6 +87,8 @@ class ChainShape(msgspec.Struct, frozen=True):
     steps: tuple[float | None, ...] = ()
     """Per agent, None; of a step between agents, which takes no group, the milliseconds that it is expected to take.
     Empty: there is none."""
+    unknown_steps: tuple[int, ...] = ()
+    """Steps between agents of which no earlier run is known: what `steps` says of them is a guess."""
     paces: tuple[tuple[float, float], ...] = ()
     """Per agent, the tokens that a step of the engine is expected to give it, from 1, and the rows that it takes up in
     such a step: more than one of each where tokens are guessed. Empty: one of each."""
@@ -185,7 +187,7 @@ def submitted_shape(
     grid: int | None,
 ) -> ChainShape:
     """The shape of a chain as it was submitted; see `chain_shape`."""
-    return chain_shape(
+    shape = chain_shape(
         upstreams,
         prepared,
         grid,
@@ -196,6 +198,8 @@ def submitted_shape(
         models=["" if agent.is_step else agent.model or "" for agent in chain.agents],
         steps=[STEP_MS if agent.is_step else None for agent in chain.agents],
     )
+    steps = tuple(at for at, agent in enumerate(chain.agents) if agent.is_step)
+    return msgspec.structs.replace(shape, unknown_steps=steps) if steps else shape
 
 
 def _expected_outputs(chain: Chain, upstreams: Sequence[Sequence[int]]) -> list[int]:

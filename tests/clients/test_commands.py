@@ -748,7 +748,7 @@ async def test_drain_tells_what_it_waits_for_until_the_daemon_is_gone(link, daem
         (
             {"running": 1, "queued": 2, "finished": 7},
             "1 running chain; 2 queued chains are kept for its next start",
-            "; 3 chains had not finished, and go on at its next start",
+            "; 3 chains had not finished when it last answered: what is left goes on at its next start",
         ),
         (
             {"queued": 1},

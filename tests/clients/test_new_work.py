@@ -10,6 +10,7 @@ from pingpong_bus.chain import Agent, Chain, Extract
 from pingpong_bus.messages import (
     ChainEvent,
     ChainResult,
+    ChainSummary,
     DraftCounts,
     EngineLimits,
     Explained,
@@ -24,8 +25,10 @@ from pingpong_client.explained_table import explained_lines
 from pingpong_client.guesses import guessed_words, seam_words, tokens_a_step
 from pingpong_client.live import agent_block, render
 from pingpong_client.progress import ChainProgress
+from pingpong_client.report import list_lines
 from pingpong_client.rescoring import question
 from pingpong_client.result_table import result_table
+from pingpong_client.timeline_account import account
 from timeline_samples import with_steps
 
 CHAIN = Chain(
@@ -160,6 +163,22 @@ def test_predictions_of_chains_with_steps_have_a_column_for_them() -> None:
     assert table(with_step)[1].split() == ["*", "serial", "gpu0,", "gpu1", "900", "300", "500", "100", "-", "-", "1.00"]
     assert any("decode, steps and wait" in line for line in table(with_step))
     assert "steps" not in "\n".join(table(without))
+    guessed = msgspec.structs.replace(with_step, unknown_steps=(1,))
+    assert "steps: a guess, for one that has not run since the daemon's start" in table(guessed)
+    assert not any("guess" in line for line in table(with_step))
+
+
+def test_a_prediction_with_a_step_that_was_not_known_is_not_held_against_what_it_took() -> None:
+    known = with_steps()
+    predictions = [msgspec.structs.replace(one, unknown_steps=(2,)) for one in known.predictions]
+    unknown = msgspec.structs.replace(known, predictions=predictions)
+    off = {one.name: one.off_words for one in account(unknown).comparisons}
+    before = {one.name: one.off_words for one in account(known).comparisons}
+    assert off["end to end"] == off["steps"] == "step not known yet"
+    assert (off["prefill"], off["decode"]) == (before["prefill"], before["decode"])
+    assert "step not known yet" not in before.values()
+    assert any("(step not known yet)" in line for line in result_table(unknown))
+    assert not any("step not known yet" in line for line in result_table(known))
 
 
 def _worker(name: str, **known: object) -> WorkerStatus:
@@ -202,3 +221,20 @@ def test_results_of_older_daemons_have_no_kinds() -> None:
         b'{"id": "c", "name": "n", "state": "finished", "agents": [{"name": "one"}]}', type=ChainResult
     )
     assert result_table(result)[1].split()[0] == "one"
+
+
+def test_a_chain_that_runs_is_not_called_queued_where_an_agent_of_it_waits() -> None:
+    why = 'agent "s1" waits for its turn at the call "x"'
+    chain = ChainSummary(
+        id="c0",
+        name="n",
+        state="running",
+        placement="serial",
+        agents=2,
+        finished_agents=0,
+        age_s=1.0,
+        e2e_ms=None,
+        why=why,
+    )
+    assert list_lines([chain])[-1] == f"c0: {why}"
+    assert list_lines([msgspec.structs.replace(chain, state="queued")])[-1] == f"c0 is queued: {why}"

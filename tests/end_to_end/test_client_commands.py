@@ -201,7 +201,9 @@ async def test_a_drain_says_what_is_kept_and_the_next_daemon_what_that_waits_for
     assert (code, err) == (0, "")
     first, *_, last = out.splitlines()
     assert first.endswith("waits for 1 running chain")
-    assert last == "the daemon has ended; 1 chain had not finished, and goes on at its next start"
+    assert last == (
+        "the daemon has ended; 1 chain had not finished when it last answered: what is left goes on at its next start"
+    )
     await daemon.ended()
 
     config = (daemon.folder / "config.toml").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pingpong_bus.messages import DraftCounts
@@ -47,6 +48,14 @@ def test_steps_are_expected_to_take_and_give_what_they_did() -> None:
     assert habits.applied(SHAPE, "c", AGENTS, GUESSED).steps[1] == pytest.approx(250.0 + 100.0 * WEIGHT)
     habits.learn_step("c", "edit", 1.0, 4)
     assert habits.applied(SHAPE, "c", AGENTS, GUESSED).outputs[2] == 100, "an agent is no step"
+
+
+def test_a_step_that_has_run_is_not_unknown_any_more() -> None:
+    habits = Habits()
+    shape = msgspec.structs.replace(SHAPE, unknown_steps=(1,))
+    assert habits.applied(shape, "c", AGENTS, [False] * 3).unknown_steps == (1,)
+    habits.learn_step("c", "take", 8000.0, 40)
+    assert habits.applied(shape, "c", AGENTS, [False] * 3).unknown_steps == ()
 
 
 def test_what_is_known_is_bounded() -> None:

@@ -53,9 +53,10 @@ def _require_group(group: str, status: StatusReply) -> None:
 
 async def _until_gone(context: Context, client: AsyncClient, status: StatusReply) -> None:
     """Tell what the daemon waits for, each time that it changes, until it has ended."""
-    pid, told, left = status.pid, "", 0
+    pid, told = status.pid, ""
+    running = queued = 0
     while status.pid == pid:  # another pid: it was started anew by a service manager
-        left = _count(status, "running") + _count(status, "queued")
+        running, queued = _count(status, "running"), _count(status, "queued")
         if (waits_for := _waits_for(status)) != told:
             context.write(f"the daemon (pid {pid}) waits for {waits_for}")
             told = waits_for
@@ -65,11 +66,18 @@ async def _until_gone(context: Context, client: AsyncClient, status: StatusReply
         except DaemonUnavailable:
             if await _gone(client):
                 break
-    if left:
-        goes = "chain had not finished, and goes" if left == 1 else "chains had not finished, and go"
-        context.write(f"the daemon has ended; {left} {goes} on at its next start")
-    else:
-        context.write("the daemon has ended")
+    context.write(f"the daemon has ended{_left_words(running, queued)}")
+
+
+def _left_words(running: int, queued: int) -> str:
+    """What the daemon has left for its next start; what ran may have finished at the last moment."""
+    left = running + queued
+    if not left:
+        return ""
+    chains = _chains(left)
+    if running:
+        return f"; {left} {chains} had not finished when it last answered: what is left goes on at its next start"
+    return f"; {left} {chains} had not finished, and {'goes' if left == 1 else 'go'} on at its next start"
 
 
 async def _gone(client: AsyncClient) -> bool:
