@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from daemon_process import DaemonProcess, StartDaemon, simulated_config, until
-from pingpong_bus.chain import Chain, parse_chain
+from pingpong_bus.chain import Chain, Exactness, parse_chain
 from pingpong_bus.errors import ChainError, ConfigError
 from pingpong_bus.messages import AgentResult, ChainResult, SubmitOptions
 
@@ -97,6 +97,29 @@ async def test_static_parts_are_read_ahead_while_the_step_runs(start_daemon: Sta
     assert last.appends[0].at_ms < step.last_token_ms
     assert last.cached_tokens >= 400
     assert kinds.index(("tokens", "step")) < kinds.index(("agent_finished", "step"))
+
+
+@pytest.mark.parametrize(("held_at", "quick_at"), [("grid", "fast"), ("fast", "grid")])
+async def test_a_chain_that_waits_for_a_call_holds_up_nobody(
+    start_daemon: StartDaemon, folder: Path, held_at: Exactness, quick_at: Exactness
+) -> None:
+    go = folder / "go"
+    daemon = await start_daemon(calls(hold=f"{waits_for(go)}; echo result"))
+    held = chain(WRITER, {"name": "step", "input": "{{writer}}", "call": "hold"}, reader())
+    async with daemon.client() as client:
+        number = await client.submit(held, options=SubmitOptions(mode="ping-pong", exactness=held_at))
+        async for event in client.follow(number):
+            if event.kind == "reading" and event.agent == "reader":
+                break
+        group = by_name(await client.result(number))["reader"].worker
+        quick = await client.run(chain(WRITER), options=SubmitOptions(group=group, exactness=quick_at))
+        assert (quick.state, go.exists()) == ("finished", False)
+        go.touch()
+        result = await client.wait(number)
+    assert result.state == "finished", result.error
+    last = by_name(result)["reader"]
+    assert [hop.state for hop in last.hops] == ["aborted", "finished"]
+    assert last.cached_tokens >= 400, "what it had read ahead is in the prefix cache"
 
 
 async def test_a_follower_gets_the_text_of_steps_once(start_daemon: StartDaemon) -> None:
