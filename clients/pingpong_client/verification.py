@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import get_args
@@ -11,6 +12,7 @@ import msgspec
 from pingpong_bus.chain import Chain, Exactness
 from pingpong_bus.errors import PingpongError, UsageError
 from pingpong_bus.messages import ChainResult, Mode, SessionKind, StatusReply, SubmitOptions
+from pingpong_bus.references import upstreams
 from pingpong_client.against import check_same_chain, compare_certificates
 from pingpong_client.certificate import Certificate, ReadAheadMode, RunCertificate, chain_digest, compare_runs
 from pingpong_client.client import AsyncClient, finished
@@ -35,8 +37,8 @@ async def verify(
 
     Args:
         runs: pairs of runs; None: as many as `earlier` has, else one.
-        mode: what is compared with the serial runs; None: that of `earlier`, else "ping-pong" where the daemon has two
-            device groups and "overlap" where it has one whose engine can.
+        mode: what is compared with the serial runs; None: that of `earlier`, else "ping-pong" where an agent and the
+            one that it reads have two device groups, and "overlap" where they have one whose engine can.
         exactness: None: that of `earlier`, else what the chain names, else "grid", or with "overlap", which a grid
             rules out, "invariant", and where tokens are to be guessed, which both rule out, "fast".
         session: None: that of `earlier`, else the daemon's choice.
@@ -63,7 +65,7 @@ async def verify(
         if speculate is None and earlier.guessed is not None:
             speculate = True
     status = await client.status()
-    mode = choose_mode(status, mode)
+    mode = choose_mode(status, mode, chain)
     asked = asks_to_guess(chain, speculate)
     level = exactness or chain.exactness or default_level(status, mode, guesses=asked)
     pairs: list[RunCertificate] = []
@@ -89,8 +91,8 @@ async def verify(
     return msgspec.structs.replace(certificate, against=compare_certificates(earlier, certificate))
 
 
-def choose_mode(status: StatusReply, asked: ReadAheadMode | None) -> ReadAheadMode:
-    """The mode to compare with series.
+def choose_mode(status: StatusReply, asked: ReadAheadMode | None, chain: Chain) -> ReadAheadMode:
+    """The mode to compare with series: where nobody names one, ping-pong if the chain's models have the groups for it.
 
     Raises:
         UsageError: the daemon's groups do not allow it.
@@ -98,7 +100,7 @@ def choose_mode(status: StatusReply, asked: ReadAheadMode | None) -> ReadAheadMo
     names = [worker.name for worker in status.workers]
     limits = [worker.limits for worker in status.workers if worker.limits is not None]
     overlaps = any(limit.overlap for limit in limits)
-    if asked == "overlap" or (asked is None and len(names) == 1 and overlaps):
+    if asked == "overlap" or (asked is None and overlaps and (len(names) == 1 or _neighbours_share(status, chain))):
         if limits and not overlaps:
             raise UsageError(
                 "no engine of the daemon holds appends to a budget beside decodes, which overlap takes.",
@@ -116,6 +118,21 @@ def choose_mode(status: StatusReply, asked: ReadAheadMode | None) -> ReadAheadMo
             hint="Configure another group.",
         )
     return "ping-pong"
+
+
+def _neighbours_share(status: StatusReply, chain: Chain) -> bool:
+    """Whether an agent and the one that it reads last are of one model, and one group alone serves that."""
+    groups = Counter(worker.model for worker in status.workers)
+    models = [agent.model if agent.model in groups else "" for agent in chain.agents]  # the default one has a name, too
+    sources: list[set[int]] = []
+    for index, agent in enumerate(chain.agents):
+        found = set[int]()
+        for at in upstreams(chain, index):
+            found |= sources[at] if chain.agents[at].is_step else {at}
+        sources.append(found)
+        if found and not agent.is_step and models[index] == models[max(found)] and groups[models[index] or ""] < 2:
+            return True
+    return False
 
 
 def asks_to_guess(chain: Chain, speculate: bool | None) -> bool:

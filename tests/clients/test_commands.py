@@ -425,6 +425,18 @@ async def test_verify_with_one_group_overlaps_where_something_can_be_proved(link
     assert asked == [("serial", "fast"), ("overlap", "fast"), ("serial", "invariant"), ("overlap", "invariant")]
 
 
+async def test_verify_overlaps_where_neighbours_are_of_a_model_that_one_group_serves(link, daemon, chain):
+    daemon.edit_status = lambda status: msgspec.structs.replace(
+        status, workers=[status.workers[0], msgspec.structs.replace(status.workers[1], model="large")]
+    )
+    names = ["", "large"]
+    apart = [msgspec.structs.replace(agent, model=names[at % 2] or None) for at, agent in enumerate(chain.agents)]
+    for agents in (chain.agents, apart):
+        data = msgspec.json.encode(msgspec.structs.replace(chain, agents=agents))
+        assert (await link.command("verify", "-", "--exactness", "fast", stdin=data)).code == 0
+    assert [submit.options.mode for submit in submits(daemon)] == ["serial", "overlap", "serial", "ping-pong"]
+
+
 async def test_verify_takes_the_level_that_is_named(link, daemon, chain):
     named = msgspec.json.encode(msgspec.structs.replace(chain, exactness="invariant"))
     await link.command("verify", "-", stdin=msgspec.json.encode(chain))

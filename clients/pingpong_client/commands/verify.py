@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
         choices=get_args(ReadAheadMode),
-        help="what is compared with series (default: ping-pong with two device groups, overlap with one)",
+        help="what is compared with series (default: ping-pong with two device groups of a model, overlap with one)",
     )
     add_exactness(parser, "what the chain says, else grid, with overlap invariant, with guessed tokens fast")
     add_session(parser)
