@@ -305,7 +305,7 @@ class FakeRunner:
     def expect(self, steps: object) -> None:
         pass
 
-    async def run(self, work: StepWork, began: Callable[[], None]) -> str:
+    async def run(self, work: StepWork, began: Callable[[], None], waits: Callable[[str], None]) -> str:
         name = f"{work.chain}/{work.spec.name}"
         assert name not in self.running, "a step runs twice at a time"
         began()

@@ -227,6 +227,8 @@ def validate_chain(chain: Chain) -> None:
             for reference in references_in(text):
                 _check_reference(reference, chain, seen, index, f"{where}.{field}")
         _check_template_kwargs(agent, where)
+        if not agent.is_step and agent.max_chars != Agent(name=agent.name).max_chars:
+            raise ChainError("max_chars is of steps.", field=f"{where}.max_chars", hint="Set max_tokens of an agent.")
         if agent.seed is not None and agent.temperature == 0:
             raise ChainError(
                 "a seed has no effect at temperature 0.",
@@ -361,6 +363,12 @@ def _check_step(agent: Agent, where: str) -> None:
             raise ChainError("a step has no model.", field=f"{where}.{field}", hint=f"Leave {field} out.")
     if agent.extract is not None:
         _check_extract(agent.extract, f"{where}.extract")
+        if len(agent.extract.otherwise or "") > agent.max_chars:
+            raise ChainError(
+                f"it has {len(agent.extract.otherwise or '')} characters, and max_chars is {agent.max_chars}.",
+                field=f"{where}.extract.otherwise",
+                hint="Shorten it, or raise max_chars of the step.",
+            )
 
 
 def _check_extract(extract: Extract, where: str) -> None:
@@ -378,6 +386,12 @@ def _check_extract(extract: Extract, where: str) -> None:
             raise ChainError(
                 f"the path is none: {error}.", field=f"{where}.json", hint='Such as "$.items[0].title".'
             ) from None
+    if extract.fenced is not None and extract.fenced.split() != [extract.fenced] and extract.fenced:
+        raise ChainError(
+            "a fenced block is known by its first word alone.",
+            field=f"{where}.fenced",
+            hint='One word, such as "python", or "" for a block of any language.',
+        )
     if extract.regex is not None:
         try:
             re.compile(extract.regex)
@@ -458,6 +472,15 @@ _PATH = re.compile(r" - at `\$\.?(.*?)(?:\[\.\.\.\])?`$")
 _KEY_PATH = re.compile(r" - at `key` in `\$\.?(.*)`$")
 
 
+_WORDS = {
+    "role": ("system", "user", "assistant"),
+    "join": ("ids", "text"),
+    "strip": ("think",),
+    "start": ("first_token", "immediate"),
+}
+"""What fields take that are one of a few words."""
+
+
 def _explain(error: msgspec.ValidationError, source: str) -> ChainError:
     """Turn msgspec's sentence, "Expected `int` >= 1 - at `$.agents[0].max_tokens`", into ours."""
     text = str(error)
@@ -481,5 +504,10 @@ def _explain(error: msgspec.ValidationError, source: str) -> ChainError:
     if field == "exactness":
         levels = ", ".join(get_args(Exactness))
         return ChainError("there is no such level.", field=field, hint=f"Choose from {levels}.")
+    words = _WORDS.get(field.rpartition(".")[2], ())
+    if words and problem.startswith("Invalid enum value"):
+        there = ", ".join(f'"{word}"' for word in words)
+        said = problem.removeprefix("Invalid enum value ")
+        return ChainError(f"there is no {said}.", field=field, hint=f"There is: {there}.")
     problem = f"{problem[:1].lower()}{problem[1:]}."
     return ChainError(problem if field else f"{source}: {problem}", field=field, hint="See `pingpong-client schema`.")

@@ -55,7 +55,9 @@ async def run_command(
         child = await ChildProcess.start(command, environment, guard=guard)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ChainFailed(f"{command[0]} cannot be started: {why}.") from None
+        missing = isinstance(error, FileNotFoundError)
+        hint = "Install it, or give its whole path in the configuration's `[calls]`." if missing else ""
+        raise ChainFailed(f"{command[0]} cannot be started: {why}.", hint=hint) from None
     tail = _Tail()
     complaints = asyncio.create_task(tail.read(child.stderr))
     try:

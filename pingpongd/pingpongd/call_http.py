@@ -91,9 +91,22 @@ class _Exchange:
             return error
         except TimeoutError:
             return ChainFailed(f"it took longer than {self._timeout_s:g} s and was given up.")
+        except http.client.BadStatusLine as error:
+            if isinstance(error, ConnectionError):  # it hung up without a word
+                return self._failed(error)
+            return ChainFailed(
+                f"{self._url.netloc} does not answer in HTTP{quoted('its answer', str(error))}.",
+                hint="See whether the url of the call is right.",
+            )
         except (OSError, http.client.HTTPException, ValueError) as error:
-            said = str(error) or type(error).__name__
-            return ChainFailed(f"the request failed: {said.removesuffix('.')}.")
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> ChainFailed:
+        said = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+        return ChainFailed(
+            f"the request to {self._url.netloc} failed: {said.removesuffix('.')}.",
+            hint="See whether it runs, and whether the url of the call is right.",
+        )
 
     def close(self) -> None:
         """Wake the thread, where it waits for the other side; nothing is sent any more."""
@@ -128,11 +141,24 @@ class _Exchange:
             raise ChainFailed(f"it answered {response.status} {response.reason}{said}.")
         if response.length:  # `read1` does not mind; with chunks it does
             raise ChainFailed(f"it hung up {response.length} bytes before the end of its answer.")
+        packed = (response.getheader("Content-Encoding") or "identity").strip().lower()
+        if packed != "identity":
+            raise ChainFailed(
+                f"its answer is packed{quoted('its answer', f'Content-Encoding {packed[:_QUOTED]}')}.",
+                hint="The request says Accept-Encoding: identity; have it answer so.",
+            )
         charset = _charset(response.headers)
         try:
             return body.decode(charset)
-        except (UnicodeDecodeError, LookupError):
-            raise ChainFailed(f"its answer is no text in {charset}.") from None
+        except LookupError:
+            raise ChainFailed(
+                f"nobody knows the charset of its answer{quoted('its answer', charset[:_QUOTED])}.",
+                hint="Have it answer in UTF-8.",
+            ) from None
+        except UnicodeDecodeError:
+            raise ChainFailed(
+                f"its answer is no text in {charset}.", hint="Have it answer in UTF-8, or name the charset it uses."
+            ) from None
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         body = bytearray()

@@ -21,6 +21,19 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_][A-Za-z0-9_]*))")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_FRAMING = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "expect",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Headers that say how a message is cut and packed, which is ours to say."""
 _SECRET_HEADER = re.compile(r"auth|token|secret|key|cookie|passw|credential|signature", re.IGNORECASE)
 
 
@@ -41,13 +54,28 @@ def check_call_configs(calls: Mapping[str, CallConfig]) -> None:
         if call.command is not None:
             if not call.command or not call.command[0]:
                 raise ConfigError("the command is empty.", field=f"{where}.command", hint='Such as ["jq", "."].')
+            if any("\0" in word for word in call.command):
+                raise ConfigError("no command can hold a NUL.", field=f"{where}.command", hint="Leave it out.")
             if call.headers:
                 raise ConfigError("a command has no headers.", field=f"{where}.headers", hint="Leave them out.")
         else:
             _check_url(call.url or "", f"{where}.url")
             if call.environment:
                 raise ConfigError("a url has no environment.", field=f"{where}.environment", hint="Leave it out.")
+        for variable, value in call.environment.items():
+            if not variable or "=" in variable or "\0" in variable + value:
+                raise ConfigError(
+                    "no environment can hold it.",
+                    field=f"{where}.environment.{variable}",
+                    hint='Give it a name without "=", and leave out NULs.',
+                )
         for header, value in call.headers.items():
+            if header.lower() in _FRAMING:
+                raise ConfigError(
+                    "the daemon sets this header itself, or never.",
+                    field=f"{where}.headers.{header}",
+                    hint="Leave it out.",
+                )
             if not _HEADER.fullmatch(header) or not _HEADER_VALUE.fullmatch(value):
                 raise ConfigError(
                     "it is no header of HTTP.",

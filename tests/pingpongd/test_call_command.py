@@ -64,7 +64,7 @@ async def test_its_output_is_the_answer(command: list[str], text: str, answer: s
             'exit code 3; the end of its error output: "something went wrong"\\.',
         ),
         (sh("kill -9 $$"), "SIGKILL"),
-        (["/nowhere/no-such-program"], "/nowhere/no-such-program cannot be started: No such file"),
+        (["/nowhere/no-such-program"], "/nowhere/no-such-program cannot be started: No such file.*whole path"),
         (["printf", "\\377"], "not UTF-8: byte 0 is 0xff"),
         (["yes"], "more than 100000 bytes"),
         (sh("exec >&-; exit 4"), "exit code 4"),

@@ -70,14 +70,17 @@ class Handler(BaseHTTPRequestHandler):
             "/echo": body,
             "/latin": "é".encode("latin-1"),
             "/garbage": b"\xff\xfe\xff",
+            "/wobble": b"hi",
             "/large": b"x" * 100_000,
             "/refuse": b"no\nsuch thing",
         }.get(kind, b"")
         self.send_response(status)
         if status == 302:
             self.send_header("Location", "http://127.0.0.1:1/elsewhere")
-        if kind == "/latin":
-            self.send_header("Content-Type", "text/plain; charset=latin-1")
+        if kind in ("/latin", "/wobble"):
+            self.send_header("Content-Type", f"text/plain; charset={'latin-1' if kind == '/latin' else 'wobble'}")
+        if kind == "/packed":
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         try:
@@ -130,7 +133,9 @@ async def test_its_charset_counts(server: Server) -> None:
         ("/garbage", "no text in utf-8"),
         ("/large", "more than 50000 bytes"),
         ("/short", "hung up 93 bytes before the end"),
-        ("/piece", "the request failed"),
+        ("/piece", r"the request to 127\.0\.0\.1:\d+ failed"),
+        ("/packed", r"its answer is packed.*gzip.*identity"),
+        ("/wobble", r"nobody knows the charset of its answer.*wobble.*UTF-8"),
     ],
 )
 async def test_what_goes_wrong_is_said(server: Server, path: str, says: str) -> None:
@@ -150,8 +155,24 @@ async def test_its_time_is_limited_to_the_last_byte(server: Server, path: str) -
 async def test_nobody_answers() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
-        with pytest.raises(ChainFailed, match="the request failed"):
+        with pytest.raises(ChainFailed, match=r"the request to 127\.0\.0\.1:\d+ failed: Connection refused"):
             await ask(f"http://127.0.0.1:{taken.getsockname()[1]}/")
+
+
+async def test_who_speaks_no_http_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            with listening.accept()[0] as connection:
+                connection.sendall(b"SSH-2.0-x\r\n")
+                while connection.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(ChainFailed, match=r'127\.0\.0\.1:\d+ does not answer in HTTP; its answer: "SSH-2\.0-x"'):
+            await ask(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        thread.join(30)
 
 
 async def test_a_cancelled_one_hangs_up(server: Server) -> None:
@@ -194,6 +215,6 @@ async def test_certificates_are_read_beside_the_event_loop(monkeypatch: pytest.M
         raise ssl.SSLError(1, "no certificates")
 
     monkeypatch.setattr(ssl, "create_default_context", read)
-    with pytest.raises(ChainFailed, match="the request failed: .*no certificates"):
+    with pytest.raises(ChainFailed, match="the request to .* failed: .*no certificates"):
         await ask("https://127.0.0.1:1/")
     assert readers == ["call"]
