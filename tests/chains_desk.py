@@ -298,6 +298,8 @@ class FakeRunner:
         self.running: dict[str, asyncio.Future[str]] = {}
         """By chain and name."""
         self.inputs: dict[str, str] = {}
+        self.waits: dict[str, Callable[[str], None]] = {}
+        """Tells what a step waits for."""
 
     def configure(self, calls: object) -> None:
         pass
@@ -309,6 +311,7 @@ class FakeRunner:
         name = f"{work.chain}/{work.spec.name}"
         assert name not in self.running, "a step runs twice at a time"
         began()
+        self.waits[name] = waits
         self.inputs[name] = work.text
         self.running[name] = asyncio.get_running_loop().create_future()
         try:

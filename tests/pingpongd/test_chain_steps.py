@@ -61,6 +61,16 @@ def test_a_step_gets_the_text_of_what_it_reads(service: Service) -> None:
     assert service.result(number).agents[1].text == "/s"
 
 
+def test_what_a_step_waits_for_is_told_as_it_changes(service: Service) -> None:
+    number = service.submit(trio(), "serial")
+    write(service, 0)
+    for why in ("its turn", "a call that is gone"):
+        service.steps.waits[f"{number}/a1"](why)
+        assert service.record(number).summary(0).why.endswith(f"waits for {why}")
+    service.end_step(f"{number}/a1")
+    assert "gone" not in service.record(number).summary(0).why
+
+
 def test_its_log_is_whole_when_it_is_seen_at_all(service: Service) -> None:
     number = service.submit(trio(), "ping-pong")
     write(service, 0)
