@@ -192,6 +192,42 @@ async def test_a_reload_allows_another_call(start_daemon: StartDaemon) -> None:
         assert by_name(await client.run(steps))["s"].text == "two"
 
 
+async def test_a_chain_whose_call_a_reload_takes_away_waits_for_it(start_daemon: StartDaemon, folder: Path) -> None:
+    go = folder / "go"
+    daemon = await start_daemon(calls(hold=waits_for(go), two="echo two"))
+    held = {"name": "held", "input": "{{writer}}", "call": "hold"}
+    steps = chain(WRITER, held, {"name": "s", "input": "{{held}}", "call": "two"}, reader("s"))
+    file = daemon.folder / "config.toml"
+    before = file.read_text()
+    async with daemon.client() as client:
+        number = await client.submit(steps)
+        file.write_text(before[: before.index("[calls.two]")])
+        daemon.signal(signal.SIGHUP)
+        await until(lambda: bool(daemon.log_events("config_reloaded")), "the reload")
+        go.touch()
+        async with asyncio.timeout(30):
+            while not any('waits for the call "two"' in one.why for one in await client.list()):
+                await asyncio.sleep(0.02)
+        file.write_text(before)
+        daemon.signal(signal.SIGHUP)
+        assert by_name(await client.wait(number))["s"].text == "two"
+
+
+async def test_expressions_that_take_for_ever_hold_up_their_like_alone(start_daemon: StartDaemon) -> None:
+    daemon = await start_daemon(calls())
+    evil = {"name": "s", "input": "a" * 60 + "b", "extract": {"regex": "(a+)+$"}}
+    async with daemon.client() as client:
+        running = [await client.submit(chain(WRITER, evil)) for _ in range(6)]
+        for extract in ({"json": "$.a"}, {"regex": "[0-9]"}):
+            step = {"name": "s", "input": '{"a": 1}', "extract": extract}
+            assert by_name(await client.run(chain(WRITER, step)))["s"].text == "1"
+        states = [one for one in await client.list() if one.id in running]
+        assert [one.state for one in states].count("running") >= 4  # two at a time are given up, after 5 s
+        assert any("waits for its turn behind other extract steps" in one.why for one in states)
+        for number in running:
+            await client.cancel(number)
+
+
 async def test_a_call_that_names_a_variable_that_is_not_there_keeps_the_daemon_from_starting(
     start_daemon: StartDaemon,
 ) -> None:
