@@ -32,7 +32,7 @@ def test_ping_pong_starts_where_the_caches_hold_most() -> None:
 
 
 def test_ping_pong_is_refused_with_one_group() -> None:
-    with pytest.raises(UsageError, match="two device groups.*--mode serial"):
+    with pytest.raises(UsageError, match="two device groups and one is ready.*serial"):
         place(COLD, "ping-pong", TWO[:1], 0)
 
 
