@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from kv_checking_runner import WrongContent
-from schedule_crowd import Actor, Plain, Stream
+from schedule_crowd import Actor, Plain, Stream, run_to_end
 from schedule_engine import ABILITIES, BLOCK, LONGEST, Setup
 from schedule_world import Violation, World
 
@@ -45,16 +45,7 @@ def run(seed: int) -> int:
     for one in crowd:
         one.aborts = None
     try:
-        while not (world.at_rest and all(one.done for one in crowd)):
-            for one in crowd:
-                one.act()
-            for output in world.step():
-                for one in crowd:
-                    one.receive(output)
-            if world.steps > MOST_STEPS:
-                raise Violation(f"no end after {MOST_STEPS} steps: {[one for one in crowd if not one.done]}")
-        world.scheduler.schedule()
-        world.check_empty()
+        run_to_end(world, crowd, MOST_STEPS)
     except (AssertionError, WrongContent, LookupError, ValueError, RuntimeError, TypeError) as error:
         raise Violation(f"seed {seed}, step {world.steps}: {type(error).__name__} {error}") from error
     return taken[0]

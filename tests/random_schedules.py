@@ -20,7 +20,7 @@ from __future__ import annotations
 import random
 
 from kv_checking_runner import WrongContent
-from schedule_crowd import make_crowd
+from schedule_crowd import make_crowd, run_to_end
 from schedule_engine import setup_of
 from schedule_world import Violation, World
 
@@ -37,16 +37,7 @@ def run_schedule(seed: int) -> World:
     world = World(setup_of(seed), rng)
     crowd = make_crowd(world)
     try:
-        while not (world.at_rest and all(one.done for one in crowd)):
-            for one in crowd:
-                one.act()
-            for output in world.step():
-                for one in crowd:
-                    one.receive(output)
-            if world.steps > MOST_STEPS:
-                raise Violation(f"no end after {MOST_STEPS} steps: {[one for one in crowd if not one.done]}")
-        world.scheduler.schedule()  # tells the runner of the last ends
-        world.check_empty()
+        run_to_end(world, crowd, MOST_STEPS)
     except (Violation, WrongContent) as error:
         raise Violation(f"seed {seed}, step {world.steps}, {world.setup}: {error}") from error
     except (AssertionError, KeyError, IndexError, ValueError, RuntimeError, AttributeError, TypeError) as error:

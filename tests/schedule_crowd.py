@@ -276,3 +276,21 @@ def make_crowd(world: World) -> list[Actor]:
     rng = world.rng
     kinds: Sequence[type[Actor]] = (Plain, Session, Session, Stream) if world.setup.streaming else (Plain, Session)
     return [rng.choice(kinds)(world, f"{index}") for index in range(rng.randrange(3, 10))]
+
+
+def run_to_end(world: World, crowd: Sequence[Actor], most_steps: int) -> None:
+    """Step until everybody is done, and see that nothing is left.
+
+    Raises:
+        Violation: not within so many steps.
+    """
+    while not (world.at_rest and all(one.done for one in crowd)):
+        for one in crowd:
+            one.act()
+        for output in world.step():
+            for one in crowd:
+                one.receive(output)
+        if world.steps > most_steps:
+            raise Violation(f"no end after {most_steps} steps: {[one for one in crowd if not one.done]}")
+    world.scheduler.schedule()  # tells the runner of the last ends
+    world.check_empty()

@@ -74,16 +74,7 @@ class ChainTeller:
     def agent_finished(self, record: ChainRecord, index: int) -> None:
         """An agent has written all."""
         agent = record.agents[index]
-        total = record.total_ms(index)
-        self.event(
-            record,
-            "agent_finished",
-            index,
-            agent.last_token_ns,
-            finish_reason=agent.finish_reason,
-            output_tokens=len(agent.output_ids),
-            total_ms=total,
-        )
+        total = self._finished(record, index, output_tokens=len(agent.output_ids))
         _log.info(
             "agent_finished",
             chain=record.id,
@@ -118,17 +109,7 @@ class ChainTeller:
                 first_character=start,
                 output_tokens=0,
             )
-        total = record.total_ms(index)
-        self.event(
-            record,
-            "agent_finished",
-            index,
-            agent.last_token_ns,
-            finish_reason=agent.finish_reason,
-            output_tokens=0,
-            characters=len(text),
-            total_ms=total,
-        )
+        total = self._finished(record, index, output_tokens=0, characters=len(text))
         _log.info(
             "step_finished",
             chain=record.id,
@@ -138,6 +119,20 @@ class ChainTeller:
             total_ms=total,
             characters=len(text),
         )
+
+    def _finished(self, record: ChainRecord, index: int, **written: int) -> float | None:
+        """Send the event of an agent's or a step's end; gives what it took, in ms."""
+        agent, total = record.agents[index], record.total_ms(index)
+        self.event(
+            record,
+            "agent_finished",
+            index,
+            agent.last_token_ns,
+            finish_reason=agent.finish_reason,
+            **written,
+            total_ms=total,
+        )
+        return total
 
     def step_failed(self, record: ChainRecord, index: int, state: str, why: str) -> None:
         """A step has failed, or was ended with its chain."""

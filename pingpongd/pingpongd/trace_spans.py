@@ -181,15 +181,7 @@ def _step_span(traced: TracedChain, index: int, began_ms: float, links: list[int
     }
     if traced.texts and found.text:
         attributes["gen_ai.tool.call.result"] = found.text
-    return SpanPlan(
-        name=f"execute_tool {step.name}",
-        start_ns=traced.at(began_ms),
-        end_ns=traced.at(found.last_token_ms),
-        parent=0,
-        attributes=attributes,
-        links=links,
-        error=_error(found.state),
-    )
+    return _chain_part(traced, f"execute_tool {step.name}", found, began_ms, attributes, links)
 
 
 def _agent_span(traced: TracedChain, index: int, began_ms: float, links: list[int]) -> SpanPlan:
@@ -205,8 +197,20 @@ def _agent_span(traced: TracedChain, index: int, began_ms: float, links: list[in
     }
     if found.session is not None:
         attributes["pingpong.session"] = found.session
+    return _chain_part(traced, f"invoke_agent {agent.name}", found, began_ms, attributes, links)
+
+
+def _chain_part(
+    traced: TracedChain,
+    name: str,
+    found: AgentResult,
+    began_ms: float,
+    attributes: dict[str, Value],
+    links: list[int],
+) -> SpanPlan:
+    """What stands right under the chain's own span: an agent or a step."""
     return SpanPlan(
-        name=f"invoke_agent {agent.name}",
+        name=name,
         start_ns=traced.at(began_ms),
         end_ns=traced.at(found.last_token_ms),
         parent=0,
